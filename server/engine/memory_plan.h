@@ -1,0 +1,29 @@
+// Where a server's memory goes, computed before any of it is allocated.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "server/model/model_spec.h"
+
+namespace shardmlp {
+
+struct MemoryPlan {
+  int64_t weights_bytes = 0;
+  int64_t gradients_bytes = 0;
+  int64_t master_weights_bytes = 0;  // 0 where the weights are their own masters (f32, f64)
+  int64_t optimizer_bytes = 0;
+  int64_t workspace_bytes = 0;
+  int64_t staging_bytes = 0;         // host memory
+  int64_t tile_row_count = 0;        // of the largest layer
+
+  int64_t device_bytes() const {
+    return weights_bytes + gradients_bytes + master_weights_bytes + optimizer_bytes + workspace_bytes;
+  }
+  int64_t total_bytes() const { return device_bytes() + staging_bytes; }
+  // A table for people, a line each.
+  std::string ToString() const;
+};
+
+}  // namespace shardmlp

@@ -1,0 +1,78 @@
+// The vocabulary of sessions and steps below the wire. proto/shardmlp/v1/training.proto is the specification.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "kernels/optimizer.h"
+
+namespace shardmlp {
+
+struct StepPosition {
+  int64_t step = 0;
+  int64_t attempt = 0;
+  int64_t weights_version = 0;
+  friend bool operator==(const StepPosition&, const StepPosition&) = default;
+};
+
+enum class SessionRole { kTrain, kRead };
+
+struct SessionSpec {
+  std::string run_id;
+  SessionRole role = SessionRole::kTrain;
+  int trainer_count = 1;
+  int trainer_rank = 0;
+};
+
+struct SessionGrant {
+  int64_t session_id = 0;
+  absl::Duration lease;
+  StepPosition position;
+};
+
+struct TrainerStatus {
+  SessionSpec spec;
+  bool sealed = false;
+};
+
+using LayerRows = std::map<int, int64_t>;  // layer index -> rows
+
+struct SealSpec {
+  int64_t session_id = 0;
+  int64_t step = 0;
+  int64_t attempt = 0;
+  LayerRows rows;  // that the session sent with weight gradients; a layer left out counts as 0
+};
+
+struct SealResult {
+  std::vector<double> tensor_sums_of_squares;  // ModelSpec::tensors' order
+  bool finite = true;
+  std::string non_finite_origin;
+  LayerRows rows;  // of all trainers
+};
+
+struct ParameterGroup {
+  std::vector<std::string> tensors;
+  Hyperparameters hyperparameters;
+  friend bool operator==(const ParameterGroup&, const ParameterGroup&) = default;
+};
+
+struct CommitSpec {
+  int64_t session_id = 0;
+  int64_t step = 0;
+  int64_t attempt = 0;
+  std::vector<ParameterGroup> groups;  // every tensor of the model exactly once
+  double gradient_scale = 1;
+};
+
+struct DiscardSpec {
+  int64_t session_id = 0;
+  int64_t step = 0;
+  int64_t attempt = 0;
+  std::string reason;
+};
+
+}  // namespace shardmlp
