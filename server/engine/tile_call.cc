@@ -289,7 +289,8 @@ void TileCall::Deliver(const Tile& tile) {
   }
   metrics_.AddRows(spec_.pass, tile.row_count);
   if (room) sink_.OnRoom();
-  if (tile.output >= 0) {
+  // OnRoom may have cancelled.
+  if (tile.output >= 0 && Closed().ok()) {
     const TileRows rows = RowsOf(tile);
     metrics_.AddPayloadBytes(0, rows.result.byte_count());
     sink_.OnResult({tile.row_begin, tile.row_count, rows.result.as<char>(), rows.result.byte_count(),
