@@ -39,6 +39,10 @@ void ServingEngine::SumGradients(StepPosition of) {
 
 void ServingEngine::Apply(std::shared_ptr<const CommitSpec> decision) {
   scheduler_->SubmitControl([this, decision = std::move(decision)](absl::Status status) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (!step_.Stands(decision)) return;
+    }
     if (status.ok()) {
       const absl::Time start = absl::Now();
       // Checked when the commit came in.
@@ -49,7 +53,7 @@ void ServingEngine::Apply(std::shared_ptr<const CommitSpec> decision) {
     }
     Outbox outbox;
     absl::MutexLock lock(&mutex_);
-    step_.Applied(std::move(status), outbox);
+    step_.Applied(status, outbox);
   });
 }
 
