@@ -294,6 +294,8 @@ void StepProtocol::Restored(int64_t step, Outbox& outbox) {
 }
 
 void StepProtocol::ExpireSeals(absl::Time now, Outbox& outbox) {
+  // Once all have sealed, nobody is missing, and the device will answer.
+  if (phase_ != Phase::kOpen) return;
   const auto expired = std::stable_partition(waiting_seals_.begin(), waiting_seals_.end(),
                                              [now](const WaitingSeal& seal) { return seal.deadline > now; });
   for (auto seal = expired; seal != waiting_seals_.end(); ++seal) {
