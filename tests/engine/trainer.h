@@ -70,6 +70,7 @@ class Trainer {
   // Goes on where the engine stands, with nothing sent.
   void CatchUp();
 
+  Engine& engine() { return engine_; }
   int64_t session() const { return session_; }
   const StepPosition& position() const { return position_; }
   LayerRows& sent() { return sent_; }
