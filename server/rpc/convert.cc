@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "kernels/activation.h"
+#include "kernels/matrix.h"
 #include "kernels/status.h"
 
 namespace shardmlp {
@@ -28,6 +29,16 @@ absl::StatusOr<DType> FromProto(v1::DType dtype) {
                    absl::StrCat("dtype is ", static_cast<int>(dtype), ", expected DTYPE_F32, BF16, F16 or F64"),
                    {{"dtype", absl::StrCat(static_cast<int>(dtype))}});
   }
+}
+
+v1::DType ToProto(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return v1::DTYPE_F32;
+    case DType::kBF16: return v1::DTYPE_BF16;
+    case DType::kF16: return v1::DTYPE_F16;
+    case DType::kF64: return v1::DTYPE_F64;
+  }
+  return v1::DTYPE_UNSPECIFIED;
 }
 
 template <typename Header>
@@ -155,16 +166,6 @@ std::unique_ptr<google::protobuf::MessageLite> MakeCallEnd(Pass pass, const Call
   response->mutable_end()->set_row_count(summary.row_count);
   response->mutable_end()->set_repeated_row_count(summary.repeated_row_count);
   return response;
-}
-
-v1::DType ToProto(DType dtype) {
-  switch (dtype) {
-    case DType::kF32: return v1::DTYPE_F32;
-    case DType::kBF16: return v1::DTYPE_BF16;
-    case DType::kF16: return v1::DTYPE_F16;
-    case DType::kF64: return v1::DTYPE_F64;
-  }
-  return v1::DTYPE_UNSPECIFIED;
 }
 
 absl::StatusOr<SessionSpec> FromProto(const v1::OpenSessionRequest& request) {
