@@ -26,7 +26,7 @@ struct MlpConfig {
   Activation activation;          // gated or not
   bool gate_up_bias = false;
   bool down_bias = false;
-  DType dtype = DType::kF32;      // of weights and of the tile's arithmetic
+  DType dtype = DType::kF32;  // of weights and of the tile's arithmetic
 
   // Rows of the fused gate and up matrix: 2I where gated, else I.
   int64_t gate_up_size() const { return activation.gated ? 2 * intermediate_size : intermediate_size; }
@@ -57,6 +57,7 @@ class MlpWorkspace {
   // `bytes` as in Bytes(), for the largest layer that it is to serve.
   static absl::StatusOr<MlpWorkspace> Allocate(Backend& backend, int64_t bytes);
 
+  int64_t bytes() const;
   // The first R rows of each part. R must fit.
   MatrixView GateUp(const MlpConfig& config, int64_t rows) const;  // [R, 2I] or [R, I]
   MatrixView Inner(const MlpConfig& config, int64_t rows) const;   // [R, I]: A, and dA before it

@@ -2,8 +2,9 @@
 //
 // All four messages of the shard streams (ForwardRequest, ForwardResponse, BackwardRequest, BackwardResponse) are one
 // `oneof` whose shard alternative has the same layout: row_offset = 1, row_count = 2, and one or two `bytes` fields, 3
-// and 4. This file knows that layout and no more; headers and ends go through the generated types. Fields may come in
-// any order, repeated (the last one counts) or unknown (skipped), as protobuf has it.
+// and 4; the alternative after the shard's is the last. This file knows that layout and no more; headers and ends go
+// through the generated types. Fields may come in any order, repeated (the last one counts, and pieces of one
+// alternative are merged) or unknown (skipped), as protobuf has it.
 #pragma once
 
 #include <grpcpp/support/byte_buffer.h>
@@ -26,18 +27,21 @@ namespace shardmlp {
 // A `bytes` field that still lies in the slices of the message it came in, and keeps them alive.
 class WirePayload {
  public:
+  // Absent.
   WirePayload() = default;
-  WirePayload(std::vector<grpc::Slice> pieces, int64_t size) : pieces_(std::move(pieces)), size_(size) {}
+  // Present, and empty where there are no pieces.
+  explicit WirePayload(std::vector<grpc::Slice> pieces);
 
-  bool present() const { return size_ >= 0; }
+  bool present() const { return present_; }
   // -1 where the field was absent.
-  int64_t size() const { return size_; }
+  int64_t size() const { return !present_ ? -1 : ends_.empty() ? 0 : ends_.back(); }
   // Copies bytes [offset, offset + count) to `to`. They must exist.
   void CopyTo(int64_t offset, int64_t count, void* to) const;
 
  private:
   std::vector<grpc::Slice> pieces_;
-  int64_t size_ = -1;
+  std::vector<int64_t> ends_;  // where each piece ends in the payload
+  bool present_ = false;
 };
 
 struct WireShard {
@@ -47,9 +51,9 @@ struct WireShard {
 };
 
 struct WireMessage {
-  int field = 0;      // which alternative of the oneof; 0 where the message had none
-  WireShard shard;    // where `field` is the shard's
-  std::string body;   // else: the alternative's own serialized message
+  int field = 0;     // which alternative of the oneof; 0 where the message had none
+  WireShard shard;   // where `field` is the shard's
+  std::string body;  // else: the alternative's own serialized message
 };
 
 // Reads one message. INVALID_ARGUMENT (MALFORMED_MESSAGE), saying where, for bytes that are no such message.

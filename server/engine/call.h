@@ -85,7 +85,8 @@ class Call {
   // All rows were placed. INVALID_ARGUMENT where `row_count` or the rows placed are not the header's.
   virtual absl::Status End(int64_t row_count) = 0;
   // The client is gone or broke the protocol. Tiles that the device has not begun are dropped. No sink method runs
-  // after Cancel returned, except that OnFinished may have been called already.
+  // after Cancel returned, except that OnFinished may have been called already. Cancel waits for a sink method that is
+  // running on another thread, so hold no lock that one takes. Repeats do nothing.
   virtual void Cancel() = 0;
 };
 

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "kernels/backend.h"
 #include "server/engine/call.h"
+#include "server/engine/engine_options.h"
 #include "server/engine/memory_plan.h"
 #include "server/engine/step_types.h"
 #include "server/metrics.h"
@@ -20,16 +21,6 @@
 #include "server/sync/replica_group.h"
 
 namespace shardmlp {
-
-struct EngineOptions {
-  bool frozen = false;                      // input gradients alone; no gradient or optimizer memory
-  int64_t workspace_bytes = 256 << 20;      // bounds the tile
-  int64_t max_call_count = 8;               // open at once; each has its own staging
-  int64_t max_session_count = 256;
-  absl::Duration lease = absl::Seconds(30);        // a session's life without a sign of it
-  absl::Duration seal_timeout = absl::Minutes(5);  // how long a seal waits for the other trainers
-  absl::Duration stall_timeout = absl::Seconds(60);  // how long a call may neither send nor take rows
-};
 
 struct EngineLimits {
   int64_t tile_row_count = 0;  // of the largest layer
@@ -57,8 +48,7 @@ class Engine {
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options, std::unique_ptr<Backend> backend,
                                                         const ModelFolder& folder,
                                                         std::unique_ptr<ReplicaGroup> replicas,
-                                                        std::unique_ptr<CheckpointStore> checkpoints,
-                                                        Metrics& metrics);
+                                                        std::unique_ptr<CheckpointStore> checkpoints, Metrics& metrics);
 
   virtual const ModelSpec& model() const = 0;
   virtual bool frozen() const = 0;

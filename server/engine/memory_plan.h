@@ -5,6 +5,8 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/engine/engine_options.h"
 #include "server/model/model_spec.h"
 
 namespace shardmlp {
@@ -15,8 +17,8 @@ struct MemoryPlan {
   int64_t master_weights_bytes = 0;  // 0 where the weights are their own masters (f32, f64)
   int64_t optimizer_bytes = 0;
   int64_t workspace_bytes = 0;
-  int64_t staging_bytes = 0;         // host memory
-  int64_t tile_row_count = 0;        // of the largest layer
+  int64_t staging_bytes = 0;   // host memory; taken as calls need it
+  int64_t tile_row_count = 0;  // of the largest layer
 
   int64_t device_bytes() const {
     return weights_bytes + gradients_bytes + master_weights_bytes + optimizer_bytes + workspace_bytes;
@@ -25,5 +27,14 @@ struct MemoryPlan {
   // A table for people, a line each.
   std::string ToString() const;
 };
+
+// INVALID_ARGUMENT where the workspace holds no tile of one row.
+absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& model, const EngineOptions& options);
+
+// RESOURCE_EXHAUSTED (OUT_OF_MEMORY), with the plan, where it takes more than `available_bytes`.
+absl::Status CheckFits(const MemoryPlan& plan, int64_t available_bytes);
+
+// Widest element on the wire that a server computing in `dtype` takes.
+DType WidestWireDType(DType dtype);
 
 }  // namespace shardmlp

@@ -1,0 +1,21 @@
+// Limits of an engine, in their units.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/time/time.h"
+
+namespace shardmlp {
+
+struct EngineOptions {
+  bool frozen = false;          // input gradients alone; no gradient or optimizer memory
+  int64_t workspace_bytes = 0;  // bounds the tile; 0: what a tile of kDefaultTileRows rows needs
+  int64_t max_call_count = 8;   // open at once; each has staging of its own
+  int64_t max_session_count = 256;
+  absl::Duration lease = absl::Seconds(30);        // a session's life without a sign of it
+  absl::Duration seal_timeout = absl::Minutes(5);  // how long a seal waits for the other trainers
+};
+
+inline constexpr int64_t kDefaultTileRows = 1024;
+
+}  // namespace shardmlp

@@ -1,0 +1,135 @@
+// ServingEngine's work on whole tensors, on the device thread ahead of tiles: steps, reading, checkpoints.
+#include <xxhash.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "kernels/status.h"
+#include "server/engine/parameter_groups.h"
+#include "server/engine/serving_engine.h"
+
+namespace shardmlp {
+
+template <typename T>
+void ServingEngine::RunOnDevice(Done<T> done, absl::AnyInvocable<absl::StatusOr<T>()> job) {
+  scheduler_->SubmitControl([done = std::move(done), job = std::move(job)](absl::Status turn) mutable {
+    if (turn.ok()) {
+      done(job());
+    } else {
+      done(std::move(turn));
+    }
+  });
+}
+
+void ServingEngine::SumGradients(StepPosition of) {
+  scheduler_->SubmitControl([this, of](const absl::Status& turn) {
+    absl::StatusOr<std::vector<double>> sums = turn;
+    if (turn.ok()) {
+      const absl::Time start = absl::Now();
+      const absl::Status synced = replicas_->AllReduceSum(parameters_->all_gradients());
+      sums = synced.ok() ? parameters_->GradientSquares() : synced;
+      metrics_.ObserveStepPhase(StepPhase::kSync, absl::Now() - start);
+    }
+    Outbox outbox;
+    absl::MutexLock lock(&mutex_);
+    step_.Summed(of, std::move(sums), absl::Now(), outbox);
+  });
+}
+
+void ServingEngine::Apply(std::shared_ptr<const CommitSpec> decision) {
+  scheduler_->SubmitControl([this, decision = std::move(decision)](absl::Status status) {
+    if (status.ok()) {
+      const absl::Time start = absl::Now();
+      // Checked when the commit came in.
+      const absl::StatusOr<std::vector<Hyperparameters>> hyperparameters = ResolveGroups(decision->groups, model_);
+      status = NoteDevice(hyperparameters.ok() ? parameters_->Apply(*hyperparameters, decision->gradient_scale)
+                                               : hyperparameters.status());
+      metrics_.ObserveStepPhase(StepPhase::kApply, absl::Now() - start);
+    }
+    Outbox outbox;
+    absl::MutexLock lock(&mutex_);
+    step_.Applied(std::move(status), outbox);
+  });
+}
+
+void ServingEngine::ClearGradients() {
+  scheduler_->SubmitControl([this](const absl::Status& turn) {
+    if (turn.ok() && !options_.frozen) NoteDevice(parameters_->ClearGradients()).IgnoreError();
+  });
+}
+
+void ServingEngine::ReadTensor(int64_t tensor, int64_t row_begin, int64_t row_count, Done<TensorRows> done) {
+  const int64_t tensors = static_cast<int64_t>(model_.tensors.size());
+  if (tensor < 0 || tensor >= tensors) {
+    return done(Error(absl::StatusCode::kInvalidArgument, Reason::kUnknownTensor,
+                      absl::StrCat("tensor ", tensor, "; expected 0 to ", tensors - 1)));
+  }
+  const TensorSpec& spec = model_.tensors[tensor];
+  const int64_t rows = spec.shape.size() == 1 ? 1 : spec.shape[0];
+  if (row_begin < 0 || row_count < 0 || row_begin > rows || row_count > rows - row_begin) {
+    return done(Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidRows,
+                      absl::StrCat("rows ", row_begin, " + ", row_count, " of '", spec.name, "', which has ", rows)));
+  }
+  RunOnDevice<TensorRows>(std::move(done), [this, &spec, row_begin, row_count]() -> absl::StatusOr<TensorRows> {
+    TensorRows read;
+    read.weights_version = weights_version();
+    read.bytes.resize(row_count * spec.shape.back() * SizeOf(model_.dtype));
+    SHARDMLP_RETURN_IF_ERROR(parameters_->ReadRows(spec, row_begin, row_count, absl::MakeSpan(read.bytes)));
+    return read;
+  });
+}
+
+void ServingEngine::Checksums(Done<std::vector<uint64_t>> done) {
+  RunOnDevice<std::vector<uint64_t>>(std::move(done), [this]() -> absl::StatusOr<std::vector<uint64_t>> {
+    std::vector<uint64_t> checksums;
+    std::string bytes;
+    for (const TensorSpec& spec : model_.tensors) {
+      bytes.resize(spec.element_count() * SizeOf(model_.dtype));
+      const int64_t rows = spec.shape.size() == 1 ? 1 : spec.shape[0];
+      SHARDMLP_RETURN_IF_ERROR(parameters_->ReadRows(spec, 0, rows, absl::MakeSpan(bytes)));
+      checksums.push_back(XXH3_64bits(bytes.data(), bytes.size()));
+    }
+    return checksums;
+  });
+}
+
+absl::Status ServingEngine::CheckCheckpoints() const {
+  if (checkpoints_ == nullptr) {
+    return Error(absl::StatusCode::kFailedPrecondition, Reason::kCheckpointDisabled,
+                 "the server was started without a checkpoint folder (--checkpoint-dir)");
+  }
+  if (options_.frozen) {
+    return Error(absl::StatusCode::kFailedPrecondition, Reason::kCheckpointDisabled,
+                 "the server is frozen: its weights never differ from the model's, and it keeps no optimizer state");
+  }
+  return absl::OkStatus();
+}
+
+void ServingEngine::SaveCheckpoint(const std::string& name, Done<CheckpointInfo> done) {
+  if (const absl::Status status = CheckCheckpoints(); !status.ok()) return done(status);
+  RunOnDevice<CheckpointInfo>(
+      std::move(done), [this, name] { return checkpoints_->Save(name, parameters_->Snapshot(position().step)); });
+}
+
+void ServingEngine::RestoreCheckpoint(const std::string& name, Done<StepPosition> done) {
+  if (const absl::Status status = CheckCheckpoints(); !status.ok()) return done(status);
+  RunOnDevice<StepPosition>(std::move(done), [this, name] { return RestoreNow(name); });
+}
+
+absl::StatusOr<StepPosition> ServingEngine::RestoreNow(const std::string& name) {
+  // Everything that can be wrong with the checkpoint is found here, before anything is changed.
+  SHARDMLP_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, checkpoints_->Load(name));
+  SHARDMLP_RETURN_IF_ERROR(NoteDevice(parameters_->Restore(*checkpoint)));
+  Outbox outbox;
+  absl::MutexLock lock(&mutex_);
+  step_.Restored(checkpoint->step(), outbox);
+  return step_.position();
+}
+
+void ServingEngine::ListCheckpoints(Done<std::vector<CheckpointInfo>> done) {
+  if (const absl::Status status = CheckCheckpoints(); !status.ok()) return done(status);
+  RunOnDevice<std::vector<CheckpointInfo>>(std::move(done), [this] { return checkpoints_->List(); });
+}
+
+}  // namespace shardmlp

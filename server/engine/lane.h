@@ -1,0 +1,56 @@
+// Staging memory of calls: a call that is open has a lane to itself, so that no stalled client holds up another.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "kernels/backend.h"
+#include "server/model/model_spec.h"
+
+namespace shardmlp {
+
+// One tile is received while another is computed, and one result is sent while the next is written.
+inline constexpr int kLaneDepth = 2;
+
+struct Lane {
+  struct Input {
+    Buffer x;   // [tile rows, H]
+    Buffer dy;  // [tile rows, O]
+  };
+  std::array<Input, kLaneDepth> inputs;
+  std::array<Buffer, kLaneDepth> outputs;  // [tile rows, max(H, O)]
+};
+
+// Bytes of a lane for tiles of `rows` rows of a `mlp` layer, in the widest dtype on the wire.
+int64_t LaneBytes(const MlpConfig& mlp, int64_t rows);
+
+// Thread-safe. Keeps the backend alive, since a lane may be given back after the engine is gone.
+class LanePool : public std::enable_shared_from_this<LanePool> {
+ public:
+  LanePool(std::shared_ptr<Backend> backend, const std::vector<LayerSpec>& layers, int64_t tile_rows,
+           int64_t max_lanes);
+
+  // A lane that goes back when its last owner drops it. RESOURCE_EXHAUSTED (OVERLOADED) where all are taken.
+  absl::StatusOr<std::shared_ptr<Lane>> Acquire();
+  int64_t lanes_in_use() const;
+
+ private:
+  absl::StatusOr<std::unique_ptr<Lane>> Make() const;
+  void Release(std::unique_ptr<Lane> lane);
+
+  const std::shared_ptr<Backend> backend_;
+  int64_t x_bytes_ = 0;
+  int64_t dy_bytes_ = 0;
+  int64_t output_bytes_ = 0;
+  const int64_t max_lanes_;
+  mutable absl::Mutex mutex_;
+  int64_t in_use_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<std::unique_ptr<Lane>> idle_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace shardmlp

@@ -1,0 +1,254 @@
+#include "server/engine/parameters.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/status.h"
+
+namespace shardmlp {
+namespace {
+
+constexpr int64_t kAlignment = 64;
+
+int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+absl::Status Drain(Backend& backend, Stream stream) {
+  SHARDMLP_ASSIGN_OR_RETURN(const std::unique_ptr<Event> event, backend.Record(stream));
+  return backend.Synchronize(*event);
+}
+
+// to [cols, rows] = from [rows, cols], transposed, in blocks that stay in the cache.
+void Transpose(const char* from, int64_t rows, int64_t cols, int64_t element_bytes, char* to) {
+  constexpr int64_t kBlock = 64;
+  for (int64_t row_block = 0; row_block < rows; row_block += kBlock) {
+    for (int64_t col_block = 0; col_block < cols; col_block += kBlock) {
+      for (int64_t row = row_block; row < std::min(rows, row_block + kBlock); ++row) {
+        for (int64_t col = col_block; col < std::min(cols, col_block + kBlock); ++col) {
+          std::memcpy(to + (col * rows + row) * element_bytes, from + (row * cols + col) * element_bytes,
+                      element_bytes);
+        }
+      }
+    }
+  }
+}
+
+// The file's [rows, cols]; a one-dimensional tensor is one row.
+int64_t FileRows(const TensorSpec& tensor) { return tensor.shape.size() == 1 ? 1 : tensor.shape[0]; }
+int64_t FileCols(const TensorSpec& tensor) { return tensor.shape.back(); }
+
+}  // namespace
+
+absl::StatusOr<LayerTensors> LayerTensors::Allocate(Backend& backend, const MlpConfig& mlp, DType dtype) {
+  struct Shape {
+    MatrixView MlpTensors::*view;
+    int64_t rows;
+    int64_t cols;
+  };
+  const Shape shapes[] = {
+      {&MlpTensors::gate_up, mlp.gate_up_size(), mlp.hidden_size},
+      {&MlpTensors::gate_up_bias, mlp.gate_up_bias ? 1 : 0, mlp.gate_up_size()},
+      {&MlpTensors::down, mlp.output_size, mlp.intermediate_size},
+      {&MlpTensors::down_bias, mlp.down_bias ? 1 : 0, mlp.output_size},
+  };
+  int64_t bytes = 0;
+  for (const Shape& shape : shapes) bytes += Aligned(shape.rows * shape.cols * SizeOf(dtype));
+  LayerTensors tensors;
+  SHARDMLP_ASSIGN_OR_RETURN(tensors.buffer, backend.Allocate(Memory::kDevice, bytes));
+  char* next = static_cast<char*>(tensors.buffer.data());
+  for (const Shape& shape : shapes) {
+    if (shape.rows == 0) continue;
+    tensors.views.*shape.view = MatrixView(next, shape.rows, shape.cols, dtype);
+    next += Aligned(shape.rows * shape.cols * SizeOf(dtype));
+  }
+  return tensors;
+}
+
+absl::StatusOr<std::unique_ptr<Parameters>> Parameters::Create(Backend& backend, const ModelSpec& model, bool frozen,
+                                                               const ModelFolder& folder) {
+  std::unique_ptr<Parameters> parameters(new Parameters(backend, model, frozen));
+  SHARDMLP_RETURN_IF_ERROR(parameters->AllocateLayers());
+  for (const TensorSpec& tensor : model.tensors) {
+    const MatrixView masters = ViewOf(tensor, parameters->MastersOf(parameters->LayerOf(tensor)));
+    SHARDMLP_ASSIGN_OR_RETURN(const Buffer host, backend.Allocate(Memory::kStaging, masters.byte_count()));
+    const MatrixView read = host.View(masters.rows, masters.cols, masters.dtype);
+    SHARDMLP_RETURN_IF_ERROR(folder.Read(tensor, read));
+    SHARDMLP_RETURN_IF_ERROR(backend.Copy(Stream::kCompute, read, masters));
+    SHARDMLP_RETURN_IF_ERROR(parameters->RoundWeights(tensor));
+    SHARDMLP_RETURN_IF_ERROR(Drain(backend, Stream::kCompute));
+  }
+  if (!frozen) SHARDMLP_RETURN_IF_ERROR(parameters->ClearGradients());
+  return parameters;
+}
+
+absl::Status Parameters::AllocateLayers() {
+  const DType accumulator = AccumulatorOf(model_.dtype);
+  for (const LayerSpec& spec : model_.layers) {
+    Layer& layer = layers_.emplace_back();
+    SHARDMLP_ASSIGN_OR_RETURN(layer.weights, LayerTensors::Allocate(backend_, spec.mlp, model_.dtype));
+    if (frozen_) continue;
+    SHARDMLP_ASSIGN_OR_RETURN(layer.gradients, LayerTensors::Allocate(backend_, spec.mlp, accumulator));
+    if (accumulator != model_.dtype) {
+      SHARDMLP_ASSIGN_OR_RETURN(layer.master, LayerTensors::Allocate(backend_, spec.mlp, accumulator));
+    }
+    SHARDMLP_ASSIGN_OR_RETURN(layer.moment1, LayerTensors::Allocate(backend_, spec.mlp, accumulator));
+    SHARDMLP_ASSIGN_OR_RETURN(layer.moment2, LayerTensors::Allocate(backend_, spec.mlp, accumulator));
+    for (const LayerTensors* moments : {&layer.moment1, &layer.moment2}) {
+      for (const MatrixView& view :
+           {moments->views.gate_up, moments->views.gate_up_bias, moments->views.down, moments->views.down_bias}) {
+        SHARDMLP_RETURN_IF_ERROR(backend_.Zero(Stream::kCompute, view));
+      }
+    }
+  }
+  SHARDMLP_ASSIGN_OR_RETURN(squares_, backend_.Allocate(Memory::kStaging, model_.tensors.size() * sizeof(double)));
+  return Drain(backend_, Stream::kCompute);
+}
+
+Parameters::Layer& Parameters::LayerOf(const TensorSpec& tensor) {
+  const auto layer = std::find_if(model_.layers.begin(), model_.layers.end(),
+                                  [&tensor](const LayerSpec& spec) { return spec.layer == tensor.layer; });
+  return layers_[layer - model_.layers.begin()];
+}
+
+MlpTensors& Parameters::MastersOf(Layer& layer) {
+  return layer.master.buffer.data() == nullptr ? layer.weights.views : layer.master.views;
+}
+
+absl::Status Parameters::RoundWeights(const TensorSpec& tensor) {
+  Layer& layer = LayerOf(tensor);
+  if (layer.master.buffer.data() == nullptr) return absl::OkStatus();
+  return backend_.Copy(Stream::kCompute, ViewOf(tensor, layer.master.views), ViewOf(tensor, layer.weights.views));
+}
+
+ConstMlpTensors Parameters::weights(size_t layer) const {
+  const MlpTensors& views = layers_[layer].weights.views;
+  return {views.gate_up, views.gate_up_bias, views.down, views.down_bias};
+}
+
+const MlpTensors* Parameters::gradients(size_t layer) const {
+  return frozen_ ? nullptr : &layers_[layer].gradients.views;
+}
+
+std::vector<MatrixView> Parameters::all_gradients() const {
+  std::vector<MatrixView> gradients;
+  for (const Layer& layer : layers_) {
+    const MlpTensors& views = layer.gradients.views;
+    for (const MatrixView& view : {views.gate_up, views.gate_up_bias, views.down, views.down_bias}) {
+      if (!view.empty()) gradients.push_back(view);
+    }
+  }
+  return gradients;
+}
+
+absl::Status Parameters::ClearGradients() {
+  for (const MatrixView& gradient : all_gradients()) {
+    SHARDMLP_RETURN_IF_ERROR(backend_.Zero(Stream::kCompute, gradient));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<double>> Parameters::GradientSquares() {
+  double* squares = static_cast<double*>(squares_.data());
+  for (size_t i = 0; i < model_.tensors.size(); ++i) {
+    const TensorSpec& tensor = model_.tensors[i];
+    const MatrixView gradient = ViewOf(tensor, LayerOf(tensor).gradients.views);
+    SHARDMLP_RETURN_IF_ERROR(backend_.SumOfSquares(gradient, squares + i));
+  }
+  SHARDMLP_RETURN_IF_ERROR(Drain(backend_, Stream::kCompute));
+  return std::vector<double>(squares, squares + model_.tensors.size());
+}
+
+absl::Status Parameters::Apply(absl::Span<const Hyperparameters> hyperparameters, double gradient_scale) {
+  for (size_t i = 0; i < model_.tensors.size(); ++i) {
+    if (std::holds_alternative<KeepFrozen>(hyperparameters[i])) continue;
+    const TensorSpec& tensor = model_.tensors[i];
+    Layer& layer = LayerOf(tensor);
+    OptimizerUpdate update;
+    update.hyperparameters = hyperparameters[i];
+    update.update_count = ++update_counts_[i];
+    update.gradient_scale = gradient_scale;
+    update.gradient = ViewOf(tensor, layer.gradients.views);
+    update.master = ViewOf(tensor, MastersOf(layer));
+    update.moment1 = ViewOf(tensor, layer.moment1.views);
+    if (std::holds_alternative<AdamW>(hyperparameters[i])) update.moment2 = ViewOf(tensor, layer.moment2.views);
+    if (layer.master.buffer.data() != nullptr) update.weights = ViewOf(tensor, layer.weights.views);
+    SHARDMLP_RETURN_IF_ERROR(backend_.Update(update));
+  }
+  SHARDMLP_RETURN_IF_ERROR(ClearGradients());
+  return Drain(backend_, Stream::kCompute);
+}
+
+absl::Status Parameters::ReadRows(const TensorSpec& tensor, int64_t row_begin, int64_t row_count, absl::Span<char> to) {
+  return ReadView(tensor, ViewOf(tensor, LayerOf(tensor).weights.views), row_begin, row_count, to);
+}
+
+absl::Status Parameters::ReadView(const TensorSpec& tensor, ConstMatrixView view, int64_t row_begin, int64_t row_count,
+                                  absl::Span<char> to) {
+  const ConstMatrixView part = tensor.transposed ? view.Cols(row_begin, row_count) : view.Rows(row_begin, row_count);
+  SHARDMLP_ASSIGN_OR_RETURN(const Buffer host, backend_.Allocate(Memory::kStaging, part.byte_count()));
+  SHARDMLP_RETURN_IF_ERROR(backend_.Copy(Stream::kCompute, part, host.View(part.rows, part.cols, part.dtype)));
+  SHARDMLP_RETURN_IF_ERROR(Drain(backend_, Stream::kCompute));
+  const char* data = static_cast<const char*>(host.data());
+  if (tensor.transposed) {
+    Transpose(data, part.rows, part.cols, SizeOf(part.dtype), to.data());
+  } else {
+    std::memcpy(to.data(), data, to.size());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Parameters::WriteView(const TensorSpec& tensor, MatrixView view, absl::Span<const char> from) {
+  SHARDMLP_ASSIGN_OR_RETURN(const Buffer host, backend_.Allocate(Memory::kStaging, view.byte_count()));
+  char* data = static_cast<char*>(host.data());
+  if (tensor.transposed) {
+    Transpose(from.data(), FileRows(tensor), FileCols(tensor), SizeOf(view.dtype), data);
+  } else {
+    std::memcpy(data, from.data(), from.size());
+  }
+  SHARDMLP_RETURN_IF_ERROR(backend_.Copy(Stream::kCompute, host.View(view.rows, view.cols, view.dtype), view));
+  return Drain(backend_, Stream::kCompute);
+}
+
+CheckpointTensor Parameters::Saved(const TensorSpec& tensor, const std::string& suffix, const MlpTensors& tensors) {
+  const MatrixView view = ViewOf(tensor, tensors);
+  return {tensor.name + suffix, view.dtype, tensor.shape,
+          [this, &tensor, view](absl::Span<char> out) { return ReadView(tensor, view, 0, FileRows(tensor), out); }};
+}
+
+CheckpointState Parameters::Snapshot(int64_t step) {
+  CheckpointState state;
+  state.step = step;
+  state.update_counts = update_counts_;
+  for (const TensorSpec& tensor : model_.tensors) {
+    const Layer& layer = LayerOf(tensor);
+    state.weights.push_back(Saved(tensor, "", layer.weights.views));
+    if (layer.master.buffer.data() != nullptr) state.optimizer.push_back(Saved(tensor, ".master", layer.master.views));
+    state.optimizer.push_back(Saved(tensor, ".moment1", layer.moment1.views));
+    state.optimizer.push_back(Saved(tensor, ".moment2", layer.moment2.views));
+  }
+  return state;
+}
+
+absl::Status Parameters::Restore(const Checkpoint& checkpoint, const TensorSpec& tensor, const std::string& suffix,
+                                 MlpTensors& tensors) {
+  const MatrixView view = ViewOf(tensor, tensors);
+  std::vector<char> bytes(view.byte_count());
+  SHARDMLP_RETURN_IF_ERROR(checkpoint.Read(tensor.name + suffix, view.dtype, absl::MakeSpan(bytes)));
+  return WriteView(tensor, view, bytes);
+}
+
+absl::Status Parameters::Restore(const Checkpoint& checkpoint) {
+  for (const TensorSpec& tensor : model_.tensors) {
+    Layer& layer = LayerOf(tensor);
+    SHARDMLP_RETURN_IF_ERROR(Restore(checkpoint, tensor, "", layer.weights.views));
+    if (frozen_) continue;
+    if (layer.master.buffer.data() != nullptr) {
+      SHARDMLP_RETURN_IF_ERROR(Restore(checkpoint, tensor, ".master", layer.master.views));
+    }
+    SHARDMLP_RETURN_IF_ERROR(Restore(checkpoint, tensor, ".moment1", layer.moment1.views));
+    SHARDMLP_RETURN_IF_ERROR(Restore(checkpoint, tensor, ".moment2", layer.moment2.views));
+  }
+  update_counts_ = checkpoint.update_counts();
+  return absl::OkStatus();
+}
+
+}  // namespace shardmlp

@@ -1,0 +1,91 @@
+// The parameters of the served layers on the device: weights, gradient sums, master weights, optimizer state.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/backend.h"
+#include "kernels/mlp.h"
+#include "kernels/optimizer.h"
+#include "server/model/checkpoint.h"
+#include "server/model/model_folder.h"
+#include "server/model/model_spec.h"
+
+namespace shardmlp {
+
+// The four tensors of one layer in one buffer, in one dtype.
+struct LayerTensors {
+  Buffer buffer;
+  MlpTensors views;  // absent ones empty
+
+  static absl::StatusOr<LayerTensors> Allocate(Backend& backend, const MlpConfig& mlp, DType dtype);
+};
+
+// For the device thread alone, but for weights() and gradients(), whose views are constant after construction.
+// Everything that reads or writes a tensor "as the file has it" is in its Hugging Face shape, row-major.
+class Parameters {
+ public:
+  // Allocates, and loads the weights. `backend` and `model` must outlive this.
+  static absl::StatusOr<std::unique_ptr<Parameters>> Create(Backend& backend, const ModelSpec& model, bool frozen,
+                                                            const ModelFolder& folder);
+
+  ConstMlpTensors weights(size_t layer) const;
+  // Null where frozen.
+  const MlpTensors* gradients(size_t layer) const;
+  // Every gradient matrix, for the replicas to sum.
+  std::vector<MatrixView> all_gradients() const;
+
+  absl::Status ClearGradients();
+  // In ModelSpec::tensors' order.
+  absl::StatusOr<std::vector<double>> GradientSquares();
+  // `hyperparameters`: one a tensor, in ModelSpec::tensors' order.
+  absl::Status Apply(absl::Span<const Hyperparameters> hyperparameters, double gradient_scale);
+
+  // Rows [row_begin, row_begin + row_count) of a tensor's weights as the file has it, into `to`, which they fill.
+  absl::Status ReadRows(const TensorSpec& tensor, int64_t row_begin, int64_t row_count, absl::Span<char> to);
+
+  // What a checkpoint holds; its tensors read from here, so it must be written before the next Apply.
+  CheckpointState Snapshot(int64_t step);
+  absl::Status Restore(const Checkpoint& checkpoint);
+
+ private:
+  struct Layer {
+    LayerTensors weights;
+    LayerTensors gradients;  // empty where frozen, as the rest
+    LayerTensors master;     // empty where the weights are their own
+    LayerTensors moment1;
+    LayerTensors moment2;
+  };
+
+  Parameters(Backend& backend, const ModelSpec& model, bool frozen)
+      : backend_(backend), model_(model), frozen_(frozen), update_counts_(model.tensors.size(), 0) {}
+
+  absl::Status AllocateLayers();
+  Layer& LayerOf(const TensorSpec& tensor);
+  // The masters: what the optimizer updates. The weights themselves where they are f32 or f64.
+  MlpTensors& MastersOf(Layer& layer);
+  // Rounds the masters of `tensor` into its weights; does nothing where they are one.
+  absl::Status RoundWeights(const TensorSpec& tensor);
+
+  // Between a device view in storage orientation and host bytes as the file has them. `dtype` of the host bytes.
+  absl::Status ReadView(const TensorSpec& tensor, ConstMatrixView view, int64_t row_begin, int64_t row_count,
+                        absl::Span<char> to);
+  absl::Status WriteView(const TensorSpec& tensor, MatrixView view, absl::Span<const char> from);
+  CheckpointTensor Saved(const TensorSpec& tensor, const std::string& suffix, const MlpTensors& tensors);
+  absl::Status Restore(const Checkpoint& checkpoint, const TensorSpec& tensor, const std::string& suffix,
+                       MlpTensors& tensors);
+
+  Backend& backend_;
+  const ModelSpec& model_;
+  const bool frozen_;
+  std::vector<Layer> layers_;           // ModelSpec::layers' order
+  std::vector<int64_t> update_counts_;  // ModelSpec::tensors' order
+  Buffer squares_;                      // staging, [tensors] f64
+};
+
+}  // namespace shardmlp

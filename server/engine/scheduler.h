@@ -1,0 +1,71 @@
+// The device thread, and whose turn it is on it.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+
+namespace shardmlp {
+
+// The answer to whatever a stopping server can no longer do: UNAVAILABLE (DRAINING).
+absl::Status ShuttingDown();
+
+// Work of one tile. Exactly one of Start (then Finish) and Abandon is called, without a lock held.
+class TileJob {
+ public:
+  virtual ~TileJob() = default;
+  // Enqueues the work on the device.
+  virtual void Start() = 0;
+  // Waits until it is done, and hands on the result. Tiles finish in the order in which they started.
+  virtual void Finish() = 0;
+  // The scheduler stopped first.
+  virtual void Abandon() = 0;
+};
+
+// One thread that owns the device. Sessions take turns tile by tile; control jobs (steps, tensors, checkpoints) go
+// ahead of all tiles that have not started, in the order they came. Thread-safe; submitting never blocks.
+class Scheduler {
+ public:
+  // Called with OK on the device thread when it is the job's turn and no tile is in flight, or with UNAVAILABLE where
+  // the scheduler stopped first.
+  using ControlJob = absl::AnyInvocable<void(absl::Status)>;
+
+  // `depth`: tiles that are started before the oldest is finished; above 1 only helps where Start is asynchronous.
+  explicit Scheduler(int depth);
+  ~Scheduler();
+
+  void SubmitControl(ControlJob job);
+  void SubmitTile(int64_t session_id, std::unique_ptr<TileJob> job);
+
+  // Abandons what has not started, finishes what has, and joins the thread. Later jobs are abandoned at once. Not for
+  // the device thread. Repeats do nothing.
+  void Stop();
+
+  // Submitted and not started.
+  int64_t queued_tile_count() const;
+
+ private:
+  void Run();
+  bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool WorkOrStopped() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopped_ || HasWork(); }
+  // The next tile by turn; there must be one.
+  std::unique_ptr<TileJob> TakeTile() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const size_t depth_;
+  mutable absl::Mutex mutex_;
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  std::deque<ControlJob> controls_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<int64_t, std::deque<std::unique_ptr<TileJob>>> tiles_ ABSL_GUARDED_BY(mutex_);
+  std::deque<int64_t> turns_ ABSL_GUARDED_BY(mutex_);  // sessions with tiles, each once, whose turn is next first
+  int64_t queued_tiles_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::thread thread_;
+};
+
+}  // namespace shardmlp

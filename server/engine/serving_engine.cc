@@ -1,0 +1,185 @@
+#include "server/engine/serving_engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "kernels/status.h"
+#include "server/engine/parameter_groups.h"
+
+namespace shardmlp {
+namespace {
+
+std::vector<std::string> TensorNames(const ModelSpec& model) {
+  std::vector<std::string> names;
+  for (const TensorSpec& tensor : model.tensors) names.push_back(tensor.name);
+  return names;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options, std::unique_ptr<Backend> backend,
+                                                       const ModelFolder& folder,
+                                                       std::unique_ptr<ReplicaGroup> replicas,
+                                                       std::unique_ptr<CheckpointStore> checkpoints, Metrics& metrics) {
+  if (!backend->Computes(folder.spec().dtype)) {
+    return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidDType,
+                 absl::StrCat(backend->device().name, " does not compute in ", Name(folder.spec().dtype)));
+  }
+  SHARDMLP_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(folder.spec(), options));
+  SHARDMLP_RETURN_IF_ERROR(CheckFits(plan, backend->device().memory_bytes));
+  auto engine = std::make_unique<ServingEngine>(options, folder.spec(), plan, std::move(backend), std::move(replicas),
+                                                std::move(checkpoints), metrics);
+  SHARDMLP_RETURN_IF_ERROR(engine->Start(folder));
+  return engine;
+}
+
+ServingEngine::ServingEngine(const EngineOptions& options, const ModelSpec& model, const MemoryPlan& plan,
+                             std::shared_ptr<Backend> backend, std::unique_ptr<ReplicaGroup> replicas,
+                             std::unique_ptr<CheckpointStore> checkpoints, Metrics& metrics)
+    : options_(options),
+      model_(model),
+      plan_(plan),
+      backend_(std::move(backend)),
+      replicas_(std::move(replicas)),
+      checkpoints_(std::move(checkpoints)),
+      metrics_(metrics),
+      sessions_({options.max_session_count, options.lease, options.frozen}),
+      step_(*this, metrics, TensorNames(model), options.seal_timeout) {}
+
+ServingEngine::~ServingEngine() { Shutdown(); }
+
+absl::Status ServingEngine::Start(const ModelFolder& folder) {
+  const int depth = backend_->device().unified_memory ? 1 : kLaneDepth;
+  lanes_ = std::make_shared<LanePool>(backend_, model_.layers, plan_.tile_row_count, options_.max_call_count);
+  SHARDMLP_ASSIGN_OR_RETURN(parameters_, Parameters::Create(*backend_, model_, options_.frozen, folder));
+  SHARDMLP_ASSIGN_OR_RETURN(
+      compute_, TileCompute::Create(*backend_, model_, *parameters_, metrics_, plan_.tile_row_count, depth));
+  metrics_.SetPlannedBytes(MemoryUse::kWeights, plan_.weights_bytes);
+  metrics_.SetPlannedBytes(MemoryUse::kGradients, plan_.gradients_bytes);
+  metrics_.SetPlannedBytes(MemoryUse::kMasterWeights, plan_.master_weights_bytes);
+  metrics_.SetPlannedBytes(MemoryUse::kOptimizer, plan_.optimizer_bytes);
+  metrics_.SetPlannedBytes(MemoryUse::kWorkspace, plan_.workspace_bytes);
+  metrics_.SetPlannedBytes(MemoryUse::kStaging, plan_.staging_bytes);
+  scheduler_ = std::make_unique<Scheduler>(depth);
+  watch_ = std::thread([this] { WatchTime(); });
+  return absl::OkStatus();
+}
+
+StepPosition ServingEngine::position() const {
+  absl::MutexLock lock(&mutex_);
+  return step_.position();
+}
+
+std::vector<TrainerStatus> ServingEngine::trainers() const {
+  absl::MutexLock lock(&mutex_);
+  return step_.trainers();
+}
+
+void ServingEngine::UpdateSessionMetrics() {
+  metrics_.SetSessions(sessions_.Count(SessionRole::kTrain), sessions_.Count(SessionRole::kRead));
+}
+
+absl::StatusOr<SessionGrant> ServingEngine::OpenSession(const SessionSpec& spec) {
+  absl::MutexLock lock(&mutex_);
+  if (draining_) return ShuttingDown();
+  SHARDMLP_ASSIGN_OR_RETURN(const int64_t session_id, sessions_.Open(spec, absl::Now()));
+  if (spec.role == SessionRole::kTrain && !options_.frozen) step_.AddTrainer(session_id, spec);
+  UpdateSessionMetrics();
+  return SessionGrant{session_id, options_.lease, step_.position()};
+}
+
+absl::StatusOr<StepPosition> ServingEngine::RenewSession(int64_t session_id) {
+  absl::MutexLock lock(&mutex_);
+  SHARDMLP_RETURN_IF_ERROR(sessions_.Find(session_id, absl::Now()).status());
+  return step_.position();
+}
+
+absl::Status ServingEngine::CloseSession(int64_t session_id) {
+  Outbox outbox;
+  absl::MutexLock lock(&mutex_);
+  if (sessions_.Close(session_id)) step_.RemoveTrainer(session_id, /*lost=*/false, outbox);
+  UpdateSessionMetrics();
+  return absl::OkStatus();
+}
+
+void ServingEngine::SealStep(const SealSpec& spec, Done<SealResult> done) {
+  Outbox outbox;
+  absl::MutexLock lock(&mutex_);
+  const absl::Time now = absl::Now();
+  absl::Status status = stopping_ ? ShuttingDown() : sessions_.Find(spec.session_id, now).status();
+  if (!status.ok()) return outbox.Add(std::move(done), absl::StatusOr<SealResult>(status));
+  step_.Seal(spec, now, std::move(done), outbox);
+}
+
+void ServingEngine::CommitStep(const CommitSpec& spec, Done<StepPosition> done) {
+  Outbox outbox;
+  absl::Status status = ResolveGroups(spec.groups, model_).status();
+  if (status.ok() && !(spec.gradient_scale > 0 && spec.gradient_scale <= std::numeric_limits<double>::max())) {
+    status = Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
+                   absl::StrCat("gradient_scale is ", spec.gradient_scale, "; expected a finite number above 0"));
+  }
+  absl::MutexLock lock(&mutex_);
+  if (stopping_) status = ShuttingDown();
+  if (status.ok()) status = sessions_.Find(spec.session_id, absl::Now()).status();
+  if (!status.ok()) return outbox.Add(std::move(done), absl::StatusOr<StepPosition>(status));
+  step_.Commit(spec, std::move(done), outbox);
+}
+
+void ServingEngine::DiscardStep(const DiscardSpec& spec, Done<StepPosition> done) {
+  Outbox outbox;
+  absl::MutexLock lock(&mutex_);
+  absl::Status status = stopping_ ? ShuttingDown() : sessions_.Find(spec.session_id, absl::Now()).status();
+  if (!status.ok()) return outbox.Add(std::move(done), absl::StatusOr<StepPosition>(status));
+  step_.Discard(spec, std::move(done), outbox);
+}
+
+void ServingEngine::WatchTime() {
+  const absl::Duration period =
+      std::clamp(std::min(options_.lease, options_.seal_timeout) / 8, absl::Milliseconds(5), absl::Seconds(1));
+  while (true) {
+    Outbox outbox;
+    absl::MutexLock lock(&mutex_);
+    if (mutex_.AwaitWithTimeout(absl::Condition(this, &ServingEngine::stopping), period)) return;
+    const absl::Time now = absl::Now();
+    for (const int64_t session_id : sessions_.Expire(now)) step_.RemoveTrainer(session_id, /*lost=*/true, outbox);
+    step_.ExpireSeals(now, outbox);
+    UpdateSessionMetrics();
+    metrics_.SetQueuedTiles(scheduler_->queued_tile_count());
+  }
+}
+
+void ServingEngine::StartDraining() {
+  absl::MutexLock lock(&mutex_);
+  draining_ = true;
+}
+
+int64_t ServingEngine::open_call_count() const {
+  absl::MutexLock lock(&mutex_);
+  return open_calls_;
+}
+
+absl::Status ServingEngine::health() const {
+  absl::MutexLock lock(&mutex_);
+  return health_;
+}
+
+void ServingEngine::Shutdown() {
+  std::vector<std::weak_ptr<TileCall>> calls;
+  {
+    Outbox outbox;
+    absl::MutexLock lock(&mutex_);
+    draining_ = true;
+    stopping_ = true;
+    calls.swap(calls_);
+    step_.Stop(ShuttingDown(), outbox);
+  }
+  if (watch_.joinable()) watch_.join();
+  if (scheduler_ != nullptr) scheduler_->Stop();
+  for (const std::weak_ptr<TileCall>& weak : calls) {
+    if (const std::shared_ptr<TileCall> call = weak.lock()) call->Fail(ShuttingDown());
+  }
+}
+
+}  // namespace shardmlp

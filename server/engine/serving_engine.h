@@ -1,0 +1,119 @@
+// The Engine: puts sessions, the step protocol, calls, the device thread and the parameters together.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+#include "server/engine/engine.h"
+#include "server/engine/lane.h"
+#include "server/engine/parameters.h"
+#include "server/engine/scheduler.h"
+#include "server/engine/session_table.h"
+#include "server/engine/step_protocol.h"
+#include "server/engine/tile_call.h"
+#include "server/engine/tile_compute.h"
+
+namespace shardmlp {
+
+// One lock, `mutex_`, guards sessions, step and calls; it is never held over device work or a callback. Parameters and
+// TileCompute belong to the scheduler's device thread.
+class ServingEngine final : public Engine, private StepDevice, private CallHost {
+ public:
+  ServingEngine(const EngineOptions& options, const ModelSpec& model, const MemoryPlan& plan,
+                std::shared_ptr<Backend> backend, std::unique_ptr<ReplicaGroup> replicas,
+                std::unique_ptr<CheckpointStore> checkpoints, Metrics& metrics);
+  ~ServingEngine() override;
+
+  // Allocates, loads, and starts the threads. Once, before anything else.
+  absl::Status Start(const ModelFolder& folder);
+
+  const ModelSpec& model() const override { return model_; }
+  bool frozen() const override { return options_.frozen; }
+  EngineLimits limits() const override { return {plan_.tile_row_count, options_.max_call_count}; }
+  MemoryPlan memory_plan() const override { return plan_; }
+  StepPosition position() const override;
+  std::vector<TrainerStatus> trainers() const override;
+
+  absl::StatusOr<SessionGrant> OpenSession(const SessionSpec& spec) override;
+  absl::StatusOr<StepPosition> RenewSession(int64_t session_id) override;
+  absl::Status CloseSession(int64_t session_id) override;
+
+  absl::StatusOr<std::shared_ptr<Call>> StartForward(const ForwardSpec& spec, CallSink& sink) override;
+  absl::StatusOr<std::shared_ptr<Call>> StartBackward(const BackwardSpec& spec, CallSink& sink) override;
+
+  void SealStep(const SealSpec& spec, Done<SealResult> done) override;
+  void CommitStep(const CommitSpec& spec, Done<StepPosition> done) override;
+  void DiscardStep(const DiscardSpec& spec, Done<StepPosition> done) override;
+
+  void ReadTensor(int64_t tensor, int64_t row_begin, int64_t row_count, Done<TensorRows> done) override;
+  void Checksums(Done<std::vector<uint64_t>> done) override;
+  void SaveCheckpoint(const std::string& name, Done<CheckpointInfo> done) override;
+  void RestoreCheckpoint(const std::string& name, Done<StepPosition> done) override;
+  void ListCheckpoints(Done<std::vector<CheckpointInfo>> done) override;
+
+  void StartDraining() override;
+  int64_t open_call_count() const override;
+  void Shutdown() override;
+  absl::Status health() const override;
+
+ private:
+  // StepDevice; under mutex_.
+  void SumGradients(StepPosition of) override;
+  void Apply(std::shared_ptr<const CommitSpec> decision) override;
+  void ClearGradients() override;
+
+  // CallHost.
+  absl::StatusOr<Admitted> StartTile(const CallSpec& spec, const Tile& tile, TileRows rows) override;
+  absl::Status FinishTile(const Event& done) override;
+  void SubmitTile(int64_t session_id, std::unique_ptr<TileJob> job) override;
+  int64_t weights_version() const override { return position().weights_version; }
+  void CallFinished(int64_t session_id) override;
+
+  // Whether a call may start, and its layer.
+  absl::Status CheckHeader(CallSpec& spec) const;
+  absl::StatusOr<std::shared_ptr<Call>> StartCall(CallSpec spec, CallSink& sink);
+  // A backward tile that adds to the gradients: counted or not.
+  absl::StatusOr<Admitted> StartAddingTile(const CallSpec& spec, const Tile& tile, TileRows rows);
+  absl::Status CheckVersion(const BackwardSpec& header, int64_t weights_version) const;
+  // Whether checkpoints can be saved and restored here.
+  absl::Status CheckCheckpoints() const;
+  // Runs `job` on the device thread and answers with its result, or with why it could not run.
+  template <typename T>
+  void RunOnDevice(Done<T> done, absl::AnyInvocable<absl::StatusOr<T>()> job);
+  // Passes on a status of the device; a failure of the device itself ends health.
+  absl::Status NoteDevice(absl::Status status);
+  absl::StatusOr<StepPosition> RestoreNow(const std::string& name);
+  // Ends what has waited for too long, now and then.
+  void WatchTime();
+  void UpdateSessionMetrics() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool stopping() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_; }
+
+  const EngineOptions options_;
+  const ModelSpec model_;
+  const MemoryPlan plan_;
+  const std::shared_ptr<Backend> backend_;
+  const std::unique_ptr<ReplicaGroup> replicas_;
+  const std::unique_ptr<CheckpointStore> checkpoints_;
+  Metrics& metrics_;
+  std::shared_ptr<LanePool> lanes_;
+  std::unique_ptr<Parameters> parameters_;
+  std::unique_ptr<TileCompute> compute_;
+  std::unique_ptr<Scheduler> scheduler_;
+
+  mutable absl::Mutex mutex_;
+  SessionTable sessions_ ABSL_GUARDED_BY(mutex_);
+  StepProtocol step_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<TileCall>> calls_ ABSL_GUARDED_BY(mutex_);
+  int64_t open_calls_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Status health_ ABSL_GUARDED_BY(mutex_);
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread watch_;
+};
+
+}  // namespace shardmlp

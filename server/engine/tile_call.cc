@@ -1,0 +1,329 @@
+#include "server/engine/tile_call.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "kernels/status.h"
+#include "server/engine/finite.h"
+
+namespace shardmlp {
+namespace {
+
+absl::Status InvalidRows(const std::string& message) {
+  return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidRows, message);
+}
+
+absl::Status CheckSize(absl::string_view name, const ByteSource& payload, int64_t rows, int64_t cols, DType dtype) {
+  const int64_t expected = rows * cols * SizeOf(dtype);
+  if (payload.size() == expected) return absl::OkStatus();
+  return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidShape,
+               absl::StrCat(name, " has ", payload.size(), " bytes; expected ", expected, " for [", rows, ", ", cols,
+                            "] ", Name(dtype)),
+               {{"got_bytes", absl::StrCat(payload.size())}, {"expected_bytes", absl::StrCat(expected)}});
+}
+
+}  // namespace
+
+// Of the dy of the tile that is being filled.
+struct TileCall::HashState {
+  HashState() : xxh(XXH3_createState()) {}
+  HashState(const HashState&) = delete;
+  HashState& operator=(const HashState&) = delete;
+  ~HashState() { XXH3_freeState(xxh); }
+  XXH3_state_t* const xxh;
+};
+
+// A tile's turn on the device.
+class TileCall::Job final : public TileJob {
+ public:
+  Job(std::shared_ptr<TileCall> call, const Tile& tile) : call_(std::move(call)), tile_(tile) {}
+  void Start() override { call_->StartTile(tile_, done_); }
+  void Finish() override { call_->FinishTile(tile_, done_.get()); }
+  void Abandon() override { call_->Fail(ShuttingDown()); }
+
+ private:
+  const std::shared_ptr<TileCall> call_;
+  Tile tile_;
+  std::unique_ptr<Event> done_;
+};
+
+// Gives an output back to its call once its rows are sent.
+class TileCall::ResultHold {
+ public:
+  ResultHold(std::shared_ptr<TileCall> call, int output) : call_(std::move(call)), output_(output) {}
+  ResultHold(const ResultHold&) = delete;
+  ResultHold& operator=(const ResultHold&) = delete;
+  ~ResultHold() { call_->ReleaseOutput(output_, start_); }
+
+ private:
+  const std::shared_ptr<TileCall> call_;
+  const int output_;
+  const absl::Time start_ = absl::Now();
+};
+
+TileCall::TileCall(CallHost& host, CallSink& sink, Metrics& metrics, const CallSpec& spec, std::shared_ptr<Lane> lane,
+                   int64_t tile_rows)
+    : host_(host),
+      sink_(sink),
+      metrics_(metrics),
+      spec_(spec),
+      lane_(std::move(lane)),
+      tile_rows_(tile_rows),
+      hash_(std::make_unique<HashState>()) {
+  absl::MutexLock lock(&mutex_);
+  for (int i = kLaneDepth - 1; i >= 0; --i) {
+    free_inputs_.push_back(i);
+    free_outputs_.push_back(i);
+  }
+}
+
+TileCall::~TileCall() = default;
+
+absl::Status TileCall::CheckShard(int64_t row_offset, int64_t row_count, int64_t skip, const ByteSource& x,
+                                  const ByteSource* dy) const {
+  const int64_t total = spec_.header.row_count;
+  if (row_count < 1 || row_count > total) {
+    return InvalidRows(absl::StrCat("a shard of ", row_count, " rows; expected 1 to the call's ", total));
+  }
+  if (row_offset < 0 || row_offset > total || row_offset + skip != placed_rows_) {
+    return InvalidRows(absl::StrCat("a shard at row ", row_offset, "; expected row ", placed_rows_ - skip,
+                                    ", since shards come in order without gap or overlap"));
+  }
+  if (row_offset + row_count > total) {
+    return InvalidRows(absl::StrCat("a shard of rows ", row_offset, " to ", row_offset + row_count - 1,
+                                    "; the call has ", total, " rows"));
+  }
+  SHARDMLP_RETURN_IF_ERROR(CheckSize("x", x, row_count, spec_.x_cols(), spec_.header.dtype));
+  if (dy != nullptr) SHARDMLP_RETURN_IF_ERROR(CheckSize("dy", *dy, row_count, spec_.dy_cols(), spec_.header.dtype));
+  return absl::OkStatus();
+}
+
+absl::Status TileCall::Closed() const {
+  absl::MutexLock lock(&mutex_);
+  if (!finished_) return absl::OkStatus();
+  return Error(absl::StatusCode::kCancelled, Reason::kCancelled, "the call is over");
+}
+
+absl::StatusOr<int64_t> TileCall::Place(int64_t row_offset, int64_t row_count, int64_t skip, const ByteSource& x,
+                                        const ByteSource* dy) {
+  SHARDMLP_RETURN_IF_ERROR(CheckShard(row_offset, row_count, skip, x, dy));
+  SHARDMLP_RETURN_IF_ERROR(Closed());
+  int64_t placed = 0;
+  while (placed < row_count - skip) {
+    if (!filling_ && !TakeInput()) break;
+    const int64_t rows = std::min(row_count - skip - placed, tile_rows_ - filled_.row_count);
+    Fill(skip + placed, rows, x, dy);
+    placed += rows;
+    placed_rows_ += rows;
+    if (filled_.row_count == tile_rows_ || placed_rows_ == spec_.header.row_count) SubmitFilled();
+  }
+  return placed;
+}
+
+bool TileCall::TakeInput() {
+  absl::MutexLock lock(&mutex_);
+  if (free_inputs_.empty()) {
+    wants_room_ = true;
+    return false;
+  }
+  filled_ = Tile();
+  filled_.input = free_inputs_.back();
+  free_inputs_.pop_back();
+  filled_.row_begin = placed_rows_;
+  filled_.first_row = absl::Now();
+  filling_ = true;
+  XXH3_64bits_reset(hash_->xxh);
+  return true;
+}
+
+void TileCall::Fill(int64_t shard_row, int64_t rows, const ByteSource& x, const ByteSource* dy) {
+  const int64_t size = SizeOf(spec_.header.dtype);
+  const auto copy = [&](const ByteSource& from, const Buffer& buffer, int64_t cols) {
+    const int64_t row_bytes = cols * size;
+    char* to = static_cast<char*>(buffer.data()) + filled_.row_count * row_bytes;
+    from.CopyTo(shard_row * row_bytes, rows * row_bytes, to);
+    const ConstMatrixView copied(to, rows, cols, spec_.header.dtype);
+    if (dy != nullptr && filled_.non_finite_row < 0) {
+      const int64_t row = FirstNonFiniteRow(copied);
+      if (row >= 0) filled_.non_finite_row = filled_.row_begin + filled_.row_count + row;
+    }
+    return copied;
+  };
+  const Lane::Input& input = lane_->inputs[filled_.input];
+  int64_t bytes = copy(x, input.x, spec_.x_cols()).byte_count();
+  if (dy != nullptr) {
+    const ConstMatrixView copied = copy(*dy, input.dy, spec_.dy_cols());
+    XXH3_64bits_update(hash_->xxh, copied.data, copied.byte_count());
+    bytes += copied.byte_count();
+  }
+  metrics_.AddPayloadBytes(bytes, 0);
+  filled_.row_count += rows;
+}
+
+void TileCall::SubmitFilled() {
+  filling_ = false;
+  filled_.dy_hash = XXH3_64bits_digest(hash_->xxh);
+  filled_.complete = absl::Now();
+  metrics_.ObserveStage(spec_.pass, Stage::kReceive, filled_.complete - filled_.first_row);
+  if (spec_.has_result()) {
+    absl::MutexLock lock(&mutex_);
+    if (finished_) return;
+    if (free_outputs_.empty()) {
+      waiting_.push_back(filled_);
+      return;
+    }
+    filled_.output = free_outputs_.back();
+    free_outputs_.pop_back();
+  }
+  Submit(filled_);
+}
+
+void TileCall::Submit(const Tile& tile) {
+  host_.SubmitTile(spec_.header.session_id, std::make_unique<Job>(shared_from_this(), tile));
+}
+
+absl::Status TileCall::End(int64_t row_count) {
+  const int64_t expected = spec_.header.row_count;
+  if (row_count != expected || placed_rows_ != expected) {
+    return InvalidRows(absl::StrCat("the call ends with ", row_count, " rows said and ", placed_rows_,
+                                    " rows sent; expected ", expected));
+  }
+  CallSummary summary;
+  {
+    absl::MutexLock lock(&mutex_);
+    ended_ = true;
+    if (finished_ || answered_rows_ < expected) return absl::OkStatus();
+    finished_ = true;
+    summary = Summary();
+  }
+  if (expected == 0) summary.weights_version = host_.weights_version();
+  Finish(summary);
+  return absl::OkStatus();
+}
+
+CallSummary TileCall::Summary() const { return {answered_rows_, summary_version_, repeated_rows_}; }
+
+void TileCall::Cancel() {
+  bool first = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    first = !finished_;
+    finished_ = true;
+    waiting_.clear();
+    if (delivering_ && deliverer_ != std::this_thread::get_id()) {
+      mutex_.Await(absl::Condition(this, &TileCall::NotDelivering));
+    }
+  }
+  if (first) host_.CallFinished(spec_.header.session_id);
+}
+
+void TileCall::Fail(const absl::Status& status) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (finished_) return;
+    finished_ = true;
+    waiting_.clear();
+    delivering_ = true;
+    deliverer_ = std::this_thread::get_id();
+  }
+  Finish(status);
+  absl::MutexLock lock(&mutex_);
+  delivering_ = false;
+}
+
+void TileCall::Finish(absl::StatusOr<CallSummary> summary) {
+  host_.CallFinished(spec_.header.session_id);
+  sink_.OnFinished(std::move(summary));
+}
+
+TileRows TileCall::RowsOf(const Tile& tile) const {
+  const DType dtype = spec_.header.dtype;
+  const Lane::Input& input = lane_->inputs[tile.input];
+  TileRows rows;
+  rows.layer = spec_.layer;
+  rows.x = input.x.View(tile.row_count, spec_.x_cols(), dtype);
+  if (spec_.pass == Pass::kBackward) rows.dy = input.dy.View(tile.row_count, spec_.dy_cols(), dtype);
+  if (tile.output >= 0) rows.result = lane_->outputs[tile.output].View(tile.row_count, spec_.result_cols(), dtype);
+  return rows;
+}
+
+void TileCall::StartTile(Tile& tile, std::unique_ptr<Event>& done) {
+  if (!Closed().ok()) return;
+  metrics_.ObserveStage(spec_.pass, Stage::kQueue, absl::Now() - tile.complete);
+  absl::StatusOr<CallHost::Admitted> admitted = host_.StartTile(spec_, tile, RowsOf(tile));
+  absl::Status status = admitted.status();
+  if (status.ok() && weights_version_ != 0 && admitted->weights_version != weights_version_) {
+    status = Error(absl::StatusCode::kUnavailable, Reason::kWeightsChanged,
+                   "a step was committed in the middle of this call; send it again");
+  }
+  if (!status.ok()) {
+    if (admitted.ok()) host_.FinishTile(*admitted->done).IgnoreError();
+    return Fail(status);
+  }
+  weights_version_ = admitted->weights_version;
+  done = std::move(admitted->done);
+  absl::MutexLock lock(&mutex_);
+  summary_version_ = weights_version_;
+  if (admitted->repeated) repeated_rows_ += tile.row_count;
+}
+
+void TileCall::FinishTile(const Tile& tile, const Event* done) {
+  if (done == nullptr) return;
+  if (const absl::Status status = host_.FinishTile(*done); !status.ok()) return Fail(status);
+  Deliver(tile);
+}
+
+void TileCall::Deliver(const Tile& tile) {
+  bool room = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    free_inputs_.push_back(tile.input);
+    if (finished_) return;
+    room = std::exchange(wants_room_, false);
+    delivering_ = true;
+    deliverer_ = std::this_thread::get_id();
+  }
+  metrics_.AddRows(spec_.pass, tile.row_count);
+  if (room) sink_.OnRoom();
+  if (tile.output >= 0) {
+    const TileRows rows = RowsOf(tile);
+    metrics_.AddPayloadBytes(0, rows.result.byte_count());
+    sink_.OnResult({tile.row_begin, tile.row_count, rows.result.as<char>(), rows.result.byte_count(),
+                    std::make_shared<ResultHold>(shared_from_this(), tile.output)});
+  }
+  bool finish = false;
+  CallSummary summary;
+  {
+    absl::MutexLock lock(&mutex_);
+    answered_rows_ += tile.row_count;
+    finish = !finished_ && ended_ && answered_rows_ == spec_.header.row_count;
+    finished_ = finished_ || finish;
+    summary = Summary();
+  }
+  if (finish) Finish(summary);
+  absl::MutexLock lock(&mutex_);
+  delivering_ = false;
+}
+
+void TileCall::ReleaseOutput(int output, absl::Time sent) {
+  Tile next;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (finished_) return;
+    if (waiting_.empty()) {
+      free_outputs_.push_back(output);
+    } else {
+      next = waiting_.front();
+      waiting_.erase(waiting_.begin());
+      next.output = output;
+    }
+  }
+  metrics_.ObserveStage(spec_.pass, Stage::kSend, absl::Now() - sent);
+  if (next.row_count > 0) Submit(next);
+}
+
+}  // namespace shardmlp

@@ -1,0 +1,110 @@
+#include "server/engine/tile_compute.h"
+
+#include "absl/time/clock.h"
+#include "kernels/status.h"
+
+namespace shardmlp {
+namespace {
+
+// Observes a stage when it goes out of scope.
+class StageTimer {
+ public:
+  StageTimer(Metrics& metrics, Pass pass, Stage stage) : metrics_(metrics), pass_(pass), stage_(stage) {}
+  ~StageTimer() { metrics_.ObserveStage(pass_, stage_, absl::Now() - start_); }
+
+ private:
+  Metrics& metrics_;
+  const Pass pass_;
+  const Stage stage_;
+  const absl::Time start_ = absl::Now();
+};
+
+double GemmFlops(int64_t rows, int64_t inner, int64_t cols) {
+  return 2.0 * static_cast<double>(rows) * static_cast<double>(inner) * static_cast<double>(cols);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TileCompute>> TileCompute::Create(Backend& backend, const ModelSpec& model,
+                                                                 Parameters& parameters, Metrics& metrics,
+                                                                 int64_t tile_rows, int depth) {
+  std::unique_ptr<TileCompute> compute(new TileCompute(backend, model, parameters, metrics));
+  for (int i = 0; i < depth; ++i) {
+    SHARDMLP_ASSIGN_OR_RETURN(TileBuffers buffers, TileBuffers::Allocate(backend, model.layers, tile_rows));
+    compute->buffers_.push_back(std::move(buffers));
+  }
+  return compute;
+}
+
+absl::StatusOr<ConstMatrixView> TileCompute::CopyIn(ConstMatrixView from, MatrixView to) {
+  if (InPlace(from, to.dtype)) return from;
+  SHARDMLP_RETURN_IF_ERROR(backend_.Copy(Stream::kCopyIn, from, to));
+  return ConstMatrixView(to);
+}
+
+absl::Status TileCompute::Follow(Stream later, Stream earlier) {
+  SHARDMLP_ASSIGN_OR_RETURN(const std::unique_ptr<Event> event, backend_.Record(earlier));
+  return backend_.Wait(later, *event);
+}
+
+absl::StatusOr<std::unique_ptr<Event>> TileCompute::CopyOut(ConstMatrixView computed, MatrixView result) {
+  if (!result.empty() && computed.data != result.data) {
+    SHARDMLP_RETURN_IF_ERROR(Follow(Stream::kCopyOut, Stream::kCompute));
+    SHARDMLP_RETURN_IF_ERROR(backend_.Copy(Stream::kCopyOut, computed, result));
+    return backend_.Record(Stream::kCopyOut);
+  }
+  return backend_.Record(Stream::kCompute);
+}
+
+absl::StatusOr<std::unique_ptr<Event>> TileCompute::Forward(const TileRows& rows) {
+  const MlpConfig& mlp = model_.layers[rows.layer].mlp;
+  TileBuffers& buffers = NextBuffers();
+  ConstMatrixView x;
+  {
+    const StageTimer timer(metrics_, Pass::kForward, Stage::kCopyIn);
+    SHARDMLP_ASSIGN_OR_RETURN(x, CopyIn(rows.x, buffers.X(mlp, rows.x.rows)));
+    SHARDMLP_RETURN_IF_ERROR(Follow(Stream::kCompute, Stream::kCopyIn));
+  }
+  const MatrixView y =
+      InPlace(rows.result, mlp.dtype) ? rows.result : buffers.Result(mlp, rows.x.rows, mlp.output_size);
+  {
+    const StageTimer timer(metrics_, Pass::kForward, Stage::kCompute);
+    SHARDMLP_RETURN_IF_ERROR(MlpForwardTile(backend_, mlp, parameters_.weights(rows.layer), buffers.workspace, x, y));
+  }
+  metrics_.AddFlops(GemmFlops(x.rows, mlp.hidden_size, mlp.gate_up_size()) +
+                        GemmFlops(x.rows, mlp.intermediate_size, mlp.output_size),
+                    0);
+  const StageTimer timer(metrics_, Pass::kForward, Stage::kCopyOut);
+  return CopyOut(y, rows.result);
+}
+
+absl::StatusOr<std::unique_ptr<Event>> TileCompute::Backward(const TileRows& rows) {
+  const MlpConfig& mlp = model_.layers[rows.layer].mlp;
+  TileBuffers& buffers = NextBuffers();
+  const int64_t row_count = rows.x.rows;
+  ConstMatrixView x;
+  ConstMatrixView dy;
+  {
+    const StageTimer timer(metrics_, Pass::kBackward, Stage::kCopyIn);
+    SHARDMLP_ASSIGN_OR_RETURN(x, CopyIn(rows.x, buffers.X(mlp, row_count)));
+    SHARDMLP_ASSIGN_OR_RETURN(dy, CopyIn(rows.dy, buffers.Dy(mlp, row_count)));
+    SHARDMLP_RETURN_IF_ERROR(Follow(Stream::kCompute, Stream::kCopyIn));
+  }
+  MatrixView dx;
+  if (!rows.result.empty()) {
+    dx = InPlace(rows.result, mlp.dtype) ? rows.result : buffers.Result(mlp, row_count, mlp.hidden_size);
+  }
+  {
+    const StageTimer timer(metrics_, Pass::kBackward, Stage::kCompute);
+    SHARDMLP_RETURN_IF_ERROR(MlpBackwardTile(backend_, mlp, parameters_.weights(rows.layer), buffers.workspace, x, dy,
+                                             dx, rows.add_gradients ? parameters_.gradients(rows.layer) : nullptr));
+  }
+  const double gate_up = GemmFlops(row_count, mlp.hidden_size, mlp.gate_up_size());
+  const double down = GemmFlops(row_count, mlp.intermediate_size, mlp.output_size);
+  // dA always; dX and the weight gradients where asked for; the forward's gate and up again.
+  metrics_.AddFlops(down + (dx.empty() ? 0 : gate_up) + (rows.add_gradients ? gate_up + down : 0), gate_up);
+  const StageTimer timer(metrics_, Pass::kBackward, Stage::kCopyOut);
+  return CopyOut(dx, rows.result);
+}
+
+}  // namespace shardmlp

@@ -1,0 +1,75 @@
+// Files as the model room reads and writes them: positioned reads, appends, and syncing to disk.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "kernels/status.h"
+
+namespace shardmlp {
+
+// Move-only owner of a file descriptor; the destructor closes it.
+class Descriptor {
+ public:
+  explicit Descriptor(int number) : number_(number) {}
+  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(number_, other.number_);
+    return *this;
+  }
+  ~Descriptor();
+
+  // Negative where there is none.
+  int number() const { return number_; }
+
+ private:
+  int number_ = -1;
+};
+
+// Move-only owner of an open file. Reads are thread-safe, writes are not. Every error names the path and, where there
+// is one, the offset.
+class File {
+ public:
+  // `corrupt` is the reason that a read past the end is reported under (DATA_LOSS). NOT_FOUND where there is no such
+  // file; INVALID_ARGUMENT where it is no regular one.
+  static absl::StatusOr<File> OpenForReading(std::string path, Reason corrupt);
+  // Fails where the file exists.
+  static absl::StatusOr<File> Create(std::string path);
+
+  const std::string& path() const { return path_; }
+  // Bytes, as it was when opened for reading, and those written since.
+  int64_t size() const { return size_; }
+  // Fills `out` from `offset` on.
+  absl::Status ReadAt(int64_t offset, absl::Span<char> out) const;
+  absl::Status Append(absl::string_view bytes);
+  // Returns once everything written is on disk.
+  absl::Status Sync() const;
+
+ private:
+  File(std::string path, Descriptor descriptor, Reason corrupt)
+      : path_(std::move(path)), descriptor_(std::move(descriptor)), corrupt_(corrupt) {}
+
+  std::string path_;
+  Descriptor descriptor_;
+  int64_t size_ = 0;
+  Reason corrupt_ = Reason::kUnspecified;
+};
+
+// The whole of a file of at most `max_bytes`; a longer one is DATA_LOSS (`corrupt`).
+absl::StatusOr<std::string> ReadTextFile(const std::string& path, int64_t max_bytes, Reason corrupt);
+
+// The folder itself, opened.
+absl::StatusOr<Descriptor> OpenFolder(const std::string& path);
+
+// Makes creations, removals and renames in a folder durable.
+absl::Status SyncFolder(const std::string& path);
+
+// The status of a system call that has just failed, by errno: "cannot <what> <path>: <error>".
+absl::Status SystemError(absl::string_view what, absl::string_view path);
+
+}  // namespace shardmlp

@@ -1,0 +1,167 @@
+#include "server/model/model_folder.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <system_error>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/status.h"
+#include "server/model/convert.h"
+#include "server/model/file.h"
+#include "server/model/json.h"
+#include "server/model/model_config.h"
+#include "server/model/safetensors.h"
+#include "server/model/weight_files.h"
+
+namespace shardmlp {
+namespace {
+
+constexpr int64_t kMaxConfigBytes = 16 << 20;
+constexpr int64_t kChunkBytes = 1 << 20;
+
+absl::Status Corrupt(absl::string_view message) {
+  return Error(absl::StatusCode::kDataLoss, Reason::kModelCorrupt, message);
+}
+
+absl::Status Unsupported(absl::string_view message) {
+  return Error(absl::StatusCode::kUnimplemented, Reason::kUnsupportedModel, message);
+}
+
+std::string At(const WeightFiles::Tensor& tensor, absl::string_view name) {
+  return absl::StrCat(tensor.file->path(), ": tensor ", name, " at byte ", tensor.entry->begin);
+}
+
+absl::StatusOr<std::string> ReadConfig(const std::string& folder) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(folder, error)) {
+    return Error(absl::StatusCode::kNotFound, Reason::kInvalidArgument, absl::StrCat(folder, " is not a folder"));
+  }
+  return ReadTextFile(absl::StrCat(folder, "/config.json"), kMaxConfigBytes, Reason::kModelCorrupt);
+}
+
+// The family's prefix or none, as the first tensor's name has it.
+absl::StatusOr<std::string> FindPrefix(const Family& family, const WeightFiles& files, const std::string& folder) {
+  const std::string name = absl::StrCat(family.layers, ".0.", family.linears[0].name, ".weight");
+  const std::string prefixed = absl::StrCat(family.prefix, name);
+  const bool with = files.file_names().contains(prefixed);
+  const bool without = files.file_names().contains(name);
+  if (with && without) return Corrupt(absl::StrCat(folder, " has both tensor ", prefixed, " and tensor ", name));
+  if (!with && !without) return Corrupt(absl::StrCat(folder, " has neither tensor ", prefixed, " nor tensor ", name));
+  return with ? std::string(family.prefix) : std::string();
+}
+
+absl::StatusOr<WeightFiles::Tensor> FindChecked(const TensorSpec& spec, WeightFiles& files) {
+  SHARDMLP_ASSIGN_OR_RETURN(const WeightFiles::Tensor tensor, files.Find(spec.name));
+  if (!tensor.entry->dtype.has_value()) {
+    return Unsupported(absl::StrCat(At(tensor, spec.name), " is ", tensor.entry->dtype_name,
+                                    "; weights are served from F32, BF16, F16 and F64"));
+  }
+  if (tensor.entry->shape != spec.shape) {
+    return Corrupt(absl::StrCat(At(tensor, spec.name), " is ", ShapeName(tensor.entry->shape), "; ",
+                                ShapeName(spec.shape), " was expected from config.json"));
+  }
+  return tensor;
+}
+
+// The tensor of a served MLP that the family does not have: a bias, a scale, an adapter. Leaving it out would not be
+// exact.
+absl::Status CheckNothingElse(const ModelSpec& spec, const WeightFiles& files) {
+  std::set<absl::string_view> expected;
+  for (const TensorSpec& tensor : spec.tensors) expected.insert(tensor.name);
+  const auto check = [&](const std::string& name, absl::string_view where) {
+    if (expected.contains(name)) return absl::OkStatus();
+    for (const LayerSpec& layer : spec.layers) {
+      if (!absl::StartsWith(name, absl::StrCat(layer.module, "."))) continue;
+      return Unsupported(
+          absl::StrCat(where, ": tensor ", name, " is not part of a ", spec.model_type, " MLP with this config.json"));
+    }
+    return absl::OkStatus();
+  };
+  for (const auto& [name, file_name] : files.file_names()) SHARDMLP_RETURN_IF_ERROR(check(name, file_name));
+  for (const auto& [file_name, file] : files.open_files()) {
+    for (const auto& [name, entry] : file.tensors()) SHARDMLP_RETURN_IF_ERROR(check(name, file_name));
+  }
+  return absl::OkStatus();
+}
+
+// Copies `rows` of a file, [rows, cols] in `dtype` at `bytes`, to the same rows of `to`.
+void CopyRows(const char* bytes, DType dtype, int64_t first_row, int64_t rows, MatrixView to) {
+  for (int64_t row = 0; row < rows; ++row) {
+    ConvertElements(bytes + row * to.cols * SizeOf(dtype), dtype, to.Rows(first_row + row, 1).data, to.dtype, to.cols);
+  }
+}
+
+// Copies `rows` of a file, [rows, cols] in `dtype` at `bytes`, to columns [first_row, first_row + rows) of `to`.
+void CopyRowsToColumns(const char* bytes, DType dtype, int64_t first_row, int64_t rows, MatrixView to) {
+  const int64_t file_cols = to.rows;
+  std::vector<char> column(rows * SizeOf(dtype));
+  for (int64_t col = 0; col < file_cols; ++col) {
+    for (int64_t row = 0; row < rows; ++row) {
+      std::copy_n(bytes + (row * file_cols + col) * SizeOf(dtype), SizeOf(dtype), &column[row * SizeOf(dtype)]);
+    }
+    ConvertElements(column.data(), dtype, to.Rows(col, 1).Cols(first_row, rows).data, to.dtype, rows);
+  }
+}
+
+class SafetensorsFolder final : public ModelFolder {
+ public:
+  SafetensorsFolder(ModelSpec spec, WeightFiles files, std::map<std::string, WeightFiles::Tensor> tensors)
+      : spec_(std::move(spec)), files_(std::move(files)), tensors_(std::move(tensors)) {}
+
+  const ModelSpec& spec() const override { return spec_; }
+
+  absl::Status Read(const TensorSpec& spec, MatrixView to) const override {
+    const auto found = tensors_.find(spec.name);
+    if (found == tensors_.end()) {
+      return Error(absl::StatusCode::kInvalidArgument, Reason::kUnknownTensor,
+                   absl::StrCat("tensor ", spec.name, " is not served"));
+    }
+    const auto& [file, entry] = found->second;
+    // A bias is one row.
+    int64_t file_rows = spec.shape.size() == 1 ? 1 : spec.shape[0];
+    int64_t file_cols = spec.shape.back();
+    if (to.rows != (spec.transposed ? file_cols : file_rows) || to.cols != (spec.transposed ? file_rows : file_cols)) {
+      return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidShape,
+                   absl::StrCat("tensor ", spec.name, " is ", ShapeName(spec.shape), " in the file",
+                                spec.transposed ? ", transposed" : "", "; got ", to.ToString(), " to read it into"));
+    }
+    const DType dtype = *entry->dtype;
+    const int64_t row_bytes = file_cols * SizeOf(dtype);
+    const int64_t chunk_rows = std::min(file_rows, std::max<int64_t>(1, kChunkBytes / row_bytes));
+    std::vector<char> chunk(chunk_rows * row_bytes);
+    for (int64_t row = 0; row < file_rows; row += chunk_rows) {
+      const int64_t rows = std::min(chunk_rows, file_rows - row);
+      SHARDMLP_RETURN_IF_ERROR(file->Read(*entry, row * row_bytes, absl::MakeSpan(chunk).first(rows * row_bytes)));
+      (spec.transposed ? CopyRowsToColumns : CopyRows)(chunk.data(), dtype, row, rows, to);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  ModelSpec spec_;
+  WeightFiles files_;
+  std::map<std::string, WeightFiles::Tensor> tensors_;  // into files_
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ModelFolder>> ModelFolder::Open(const std::string& path,
+                                                               const ModelFolderOptions& options) {
+  SHARDMLP_ASSIGN_OR_RETURN(const std::string text, ReadConfig(path));
+  SHARDMLP_ASSIGN_OR_RETURN(const ModelConfig config, ParseModelConfig(text, absl::StrCat(path, "/config.json")));
+  SHARDMLP_ASSIGN_OR_RETURN(WeightFiles files, WeightFiles::Open(path));
+  SHARDMLP_ASSIGN_OR_RETURN(const std::string prefix, FindPrefix(*config.family, files, path));
+  SHARDMLP_ASSIGN_OR_RETURN(ModelSpec spec, MakeModelSpec(config, prefix, options));
+  std::map<std::string, WeightFiles::Tensor> tensors;
+  for (const TensorSpec& tensor : spec.tensors) {
+    SHARDMLP_ASSIGN_OR_RETURN(tensors[tensor.name], FindChecked(tensor, files));
+  }
+  SHARDMLP_RETURN_IF_ERROR(CheckNothingElse(spec, files));
+  return std::make_unique<SafetensorsFolder>(std::move(spec), std::move(files), std::move(tensors));
+}
+
+}  // namespace shardmlp
