@@ -155,7 +155,7 @@ void DefineClient(py::module_& module) {
       .def_static("connect", &Connect, py::arg("target"), py::kw_only(), py::arg("connections"),
                   py::arg("connect_timeout_seconds"), py::arg("stall_timeout_seconds"), py::arg("seal_timeout_seconds"),
                   py::arg("retry_budget_seconds"))
-      .def("get_model", [](Client& client) { return WithoutGil([&] { return client.GetModel(); }); })
+      .def_property_readonly("model", [](const Client& client) { return client.model(); })
       .def("open_session", &OpenSession, py::keep_alive<0, 1>(), py::kw_only(), py::arg("run_id"), py::arg("train"),
            py::arg("trainer_count"), py::arg("trainer_rank"))
       .def(

@@ -61,7 +61,7 @@ class Connection:
             seal_timeout_seconds=timeouts.seal,
             retry_budget_seconds=timeouts.retry,
         )
-        self.model = self._client.get_model()
+        self.model = self._client.model
         self._session: _native.Session | None = None
         self._finalizer = weakref.finalize(self, lambda: None)
         self.run: Run | None = None
