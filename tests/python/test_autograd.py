@@ -38,8 +38,10 @@ class Pair:
         after = self.weights()
         for name in WEIGHTS:
             expected = self.twin.get_parameter(name).grad
-            assert relative(before[name] - after[name], torch.zeros_like(before[name]) if expected is None else
-                            expected) < bound, name
+            assert (
+                relative(before[name] - after[name], torch.zeros_like(before[name]) if expected is None else expected)
+                < bound
+            ), name
 
 
 @pytest.fixture
@@ -101,7 +103,7 @@ def test_input_needs_a_gradient_and_weights_do_not(folder, serve, offload):
     pair = Pair(folder, serve, offload, frozen=WEIGHTS)
     x = torch.randn(4, 48, requires_grad=True)
     pair.mlp(x).sum().backward()
-    expected, = torch.autograd.grad(pair.twin(x).sum(), x)
+    (expected,) = torch.autograd.grad(pair.twin(x).sum(), x)
     assert relative(x.grad, expected) < F32
     assert pair.pending == 0
 
@@ -156,8 +158,8 @@ def test_gradients_add_over_micro_batches(pair):
 def test_gradients_that_are_returned_are_not_added(pair):
     """As torch.autograd.grad() and backward(inputs=...) leave .grad of other parameters alone."""
     x = torch.randn(4, 48, requires_grad=True)
-    expected, = torch.autograd.grad(pair.twin(x).sum(), x)
-    got, = torch.autograd.grad(pair.mlp(x).sum(), x)
+    (expected,) = torch.autograd.grad(pair.twin(x).sum(), x)
+    (got,) = torch.autograd.grad(pair.mlp(x).sum(), x)
     pair.mlp(x).sum().backward(inputs=[x])
     assert relative(got, expected) < F32 and relative(x.grad, expected) < F32
     assert pair.pending == 0
@@ -217,7 +219,7 @@ def test_checkpoint_recomputed_after_a_commit_uses_the_new_weights(pair, reentra
         for name, weights in pair.weights().items():
             pair.twin.get_parameter(name).copy_(weights)
     y.sum().backward()
-    expected, = torch.autograd.grad(pair.twin(x).sum(), x)
+    (expected,) = torch.autograd.grad(pair.twin(x).sum(), x)
     assert relative(x.grad, expected) < F32
 
 
@@ -236,7 +238,7 @@ def test_saved_tensor_hooks_move_x_and_its_version_together(pair):
     with torch.autograd.graph.save_on_cpu():
         y = pair.mlp(x)
     y.sum().backward()
-    expected, = torch.autograd.grad(pair.twin(x).sum(), x)
+    (expected,) = torch.autograd.grad(pair.twin(x).sum(), x)
     assert relative(x.grad, expected) < F32
 
 

@@ -71,7 +71,9 @@ def test_script_that_ends_leaves_its_place_at_once(folder, serve):
     for _ in range(2):
         subprocess.run(
             [sys.executable, "-c", SCRIPT, folder("llama"), server.target],
-            check=True, timeout=60, cwd=os.path.dirname(__file__),
+            check=True,
+            timeout=60,
+            cwd=os.path.dirname(__file__),
         )
 
 
@@ -91,9 +93,18 @@ def test_transformers_trainer(folder, serve, offload, tmp_path):
     def run(model, optimizer, out, **arguments):
         callbacks = arguments.pop("callbacks", [])
         arguments = TrainingArguments(
-            output_dir=out, num_train_epochs=1, per_device_train_batch_size=2, gradient_accumulation_steps=2,
-            learning_rate=1e-3, lr_scheduler_type="linear", report_to=[], save_strategy="no", use_cpu=True,
-            disable_tqdm=True, seed=3, **arguments,
+            output_dir=out,
+            num_train_epochs=1,
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=2,
+            learning_rate=1e-3,
+            lr_scheduler_type="linear",
+            report_to=[],
+            save_strategy="no",
+            use_cpu=True,
+            disable_tqdm=True,
+            seed=3,
+            **arguments,
         )
         trainer = Trainer(model, arguments, train_dataset=data, optimizers=(optimizer, None), callbacks=callbacks)
         loss = trainer.train().training_loss

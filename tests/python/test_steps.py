@@ -102,6 +102,21 @@ def test_two_trainers_equal_one(folder, pair):
         assert_weights_of(trainer, twin)
 
 
+def test_trainer_that_saw_no_batch_still_joins(folder, pair):
+    first, second = pair
+    twin = load_model(folder("llama"))
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.2)
+    first.backward(1)
+    for name, p in second.local.items():
+        p.grad = torch.zeros_like(p)
+    average_local(*pair)
+    assert together(*[t.optimizer.step for t in pair]) == [None, None]
+    (loss_of(twin, 1) / 2).backward()
+    optimizer.step()
+    for trainer in pair:
+        assert_weights_of(trainer, twin)
+
+
 def ended_by_zero_grad(other):
     other.optimizer.zero_grad()
 
@@ -141,7 +156,9 @@ def test_step_that_another_trainer_ends_is_run_again(folder, pair, offload, end,
 
 def test_second_run_is_refused(folder, pair, offload):
     with pytest.raises(shardmlp.Error) as failure:
-        offload(load_model(folder("llama")), type("T", (), {"target": pair[0].remote._connection.target}), run_id="other")
+        offload(
+            load_model(folder("llama")), type("T", (), {"target": pair[0].remote._connection.target}), run_id="other"
+        )
     assert failure.value.code == "FAILED_PRECONDITION" and failure.value.reason == "RUN_CONFLICT"
 
 

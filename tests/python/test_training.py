@@ -163,8 +163,11 @@ def test_frozen_tensors_stay_and_count_in_no_norm(folder, serve, offload, frozen
         norms = []
         for model, optimizer in twins.each():
             loss_of(model, seed).backward()
-            clip = twins.remote.clip_grad_norm_ if model is twins.model else (
-                lambda limit: torch.nn.utils.clip_grad_norm_(twins.local.parameters(), limit))
+            clip = (
+                twins.remote.clip_grad_norm_
+                if model is twins.model
+                else (lambda limit: torch.nn.utils.clip_grad_norm_(twins.local.parameters(), limit))
+            )
             norms.append(clip(0.5).item())
             optimizer.step()
             optimizer.zero_grad()
@@ -360,8 +363,9 @@ def test_frozen_server(folder, serve, offload):
         norms = []
         for m, o in ((model, optimizer), (local, twin)):
             loss_of(m, seed).backward()
-            norms.append(remote.clip_grad_norm_(0.5) if m is model else
-                         torch.nn.utils.clip_grad_norm_(m.parameters(), 0.5))
+            norms.append(
+                remote.clip_grad_norm_(0.5) if m is model else torch.nn.utils.clip_grad_norm_(m.parameters(), 0.5)
+            )
             o.step()
             o.zero_grad()
         assert norms[0].item() == pytest.approx(norms[1].item(), rel=1e-5)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 import torch
 from torch import nn
@@ -66,10 +66,14 @@ def check_outputs(match: Match, connection: Connection) -> None:
     for module, training in modes:
         module.training = training
     got, _ = connection.forward(match.layer.layer, x, match.layer.output_size)
-    difference = ((got.double() - expected).abs().max() / expected.abs().max()).item()
+    scale = expected.abs().max().clamp(min=1e-30)
+    difference = ((got.double().cpu() - expected).abs().max() / scale).item()
     if not difference < 0.05:
-        _refuse(match.path, f"its output differs from the server's by {difference:.2g}, relative; the server was started "
-                            "with other weights, or the module computes something else")
+        _refuse(
+            match.path,
+            f"its output differs from the server's by {difference:.2g}, relative; the server was started "
+            "with other weights, or the module computes something else",
+        )
 
 
 def _match(model: nn.Module, served: _native.ServedModel, layer: _native.Layer, paths: dict[str, list[str]]) -> Match:
@@ -101,8 +105,12 @@ def _check_tensors(path: str, module: nn.Module, tensors: dict[str, _native.Tens
     local = dict(module.named_parameters())
     for name, p in local.items():
         if name not in tensors:
-            _refuse(f"{path}.{name}", "the server has no such tensor; adapters on an MLP can't be honoured" if "lora" in
-                    name or "base_layer" in name else "the server has no such tensor")
+            _refuse(
+                f"{path}.{name}",
+                "the server has no such tensor; adapters on an MLP can't be honoured"
+                if "lora" in name or "base_layer" in name
+                else "the server has no such tensor",
+            )
         if list(p.shape) != list(tensors[name].shape):
             _refuse(f"{path}.{name}", f"got {list(p.shape)}, the server has {list(tensors[name].shape)}")
         if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
@@ -134,8 +142,11 @@ def _check_modules(path: str, module: nn.Module, output_dropout: str | None) -> 
 def _check_activation(path: str, module: nn.Module, layer: _native.Layer) -> None:
     name = next((name for name in ("act_fn", "activation_fn", "act") if callable(getattr(module, name, None))), None)
     if name is None:
-        _refuse(path, f"a {type(module).__name__} has no activation that could be checked against the server's "
-                      f"{layer.activation}")
+        _refuse(
+            path,
+            f"a {type(module).__name__} has no activation that could be checked against the server's "
+            f"{layer.activation}",
+        )
     x = torch.linspace(-8, 8, 257, dtype=torch.float64)
     with torch.no_grad():
         difference = (getattr(module, name)(x) - _ACTIVATIONS[layer.activation](x)).abs().max().item()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -25,20 +26,21 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 def parameter_groups(
-    optimizer: torch.optim.Optimizer, placeholders: dict[str, nn.Parameter]
+    optimizer: torch.optim.Optimizer, tensors: Iterable[str], trained: dict[str, nn.Parameter]
 ) -> list[_native.ParameterGroup]:
-    """The server's tensors (by name) in the optimizer's groups, with each group's hyperparameters as they are now. As in
-    torch.optim, a tensor that is in no group or has no gradient gets no update."""
+    """``tensors``, which are all of the server's, in the optimizer's groups, with each group's hyperparameters as they
+    are now. What is not among ``trained``, or in no group, gets no update."""
     check_optimizer(optimizer)
     of_group = _HYPERPARAMETERS[type(optimizer)]
-    left = {id(p): name for name, p in placeholders.items()}
+    left = {id(p): name for name, p in trained.items()}
     groups = []
     for group in optimizer.param_groups:
-        names = [left.pop(id(p)) for p in group["params"] if id(p) in left and p.grad is not None]
+        names = [left.pop(id(p)) for p in group["params"] if id(p) in left]
         if names:
             groups.append(_native.ParameterGroup(names, of_group(group)))
-    if left:
-        groups.append(_native.ParameterGroup(list(left.values()), _native.KeepFrozen()))
+    frozen = [name for name in tensors if name not in trained or name in left.values()]
+    if frozen:
+        groups.append(_native.ParameterGroup(frozen, _native.KeepFrozen()))
     return groups
 
 

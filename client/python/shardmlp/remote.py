@@ -110,9 +110,18 @@ class Remote:
         for offloaded in self.layers:
             layer = offloaded.module.layer
             trained = [p.requires_grad for p in offloaded.module.parameters()]
-            rows.append((str(layer.layer), offloaded.path, str(layer.hidden_size), str(layer.intermediate_size),
-                         str(layer.output_size), layer.activation + (", gated" if layer.gated else ""),
-                         f"{sum(trained)} of {len(trained)}", f"{offloaded.freed_bytes / 2**20:.1f}"))
+            rows.append(
+                (
+                    str(layer.layer),
+                    offloaded.path,
+                    str(layer.hidden_size),
+                    str(layer.intermediate_size),
+                    str(layer.output_size),
+                    layer.activation + (", gated" if layer.gated else ""),
+                    f"{sum(trained)} of {len(trained)}",
+                    f"{offloaded.freed_bytes / 2**20:.1f}",
+                )
+            )
         widths = [max(map(len, column)) for column in zip(*rows)]
         table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
         freed = sum(layer.freed_bytes for layer in self.layers) / 2**20
@@ -140,12 +149,16 @@ class Remote:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         trained = {name: p for name, p in self._step.placeholders.items() if p.requires_grad}
         if trained and not any(id(p) in held for p in trained.values()):
-            raise ValueError(f"the optimizer holds none of the server's tensors, such as {next(iter(trained))}: give it "
-                             "model.parameters(), and where they are not to be trained, set requires_grad to False")
+            raise ValueError(
+                f"the optimizer holds none of the server's tensors, such as {next(iter(trained))}: give it "
+                "model.parameters(), and where they are not to be trained, set requires_grad to False"
+            )
         for name, p in trained.items():
             if any(torch.is_tensor(value) and value.numel() > 1 for value in optimizer.state.get(p, {}).values()):
-                raise ValueError(f"the optimizer has updated {name} before, and its state can't move to the server: "
-                                 "give a new optimizer")
+                raise ValueError(
+                    f"the optimizer has updated {name} before, and its state can't move to the server: "
+                    "give a new optimizer"
+                )
         self._step.optimizer = optimizer
         optimizer.register_step_pre_hook(functools.partial(_commit_first, self._step))
         _discard_first(optimizer, self._step)

@@ -23,8 +23,14 @@ class RemoteMLP(nn.Module):
     pickled, or differentiated twice.
     """
 
-    def __init__(self, original: nn.Module, layer: _native.Layer, tensors: dict[str, _native.Tensor], step: Step,
-                 output_dropout: nn.Module | None) -> None:
+    def __init__(
+        self,
+        original: nn.Module,
+        layer: _native.Layer,
+        tensors: dict[str, _native.Tensor],
+        step: Step,
+        output_dropout: nn.Module | None,
+    ) -> None:
         """``tensors``: what the server owns, by parameter name in ``original``, which is left without memory."""
         super().__init__()
         self.layer = layer
@@ -54,13 +60,17 @@ class RemoteMLP(nn.Module):
         return {tensor.name: self.get_parameter(name) for name, tensor in self._tensors.items()}
 
     def __reduce_ex__(self, protocol):
-        raise TypeError(f"{self.layer.module} is offloaded to {self._step.connection.target} and can't be copied or "
-                        "pickled: take model.state_dict(), which holds the server's tensors too, and offload the copy")
+        raise TypeError(
+            f"{self.layer.module} is offloaded to {self._step.connection.target} and can't be copied or "
+            "pickled: take model.state_dict(), which holds the server's tensors too, and offload the copy"
+        )
 
     def extra_repr(self) -> str:
         layer = self.layer
-        return (f"{layer.module} on {self._step.connection.target}, H={layer.hidden_size}, I={layer.intermediate_size},"
-                f" O={layer.output_size}, {layer.activation}{', gated' if layer.gated else ''}")
+        return (
+            f"{layer.module} on {self._step.connection.target}, H={layer.hidden_size}, I={layer.intermediate_size},"
+            f" O={layer.output_size}, {layer.activation}{', gated' if layer.gated else ''}"
+        )
 
 
 class Placeholder(nn.Module):
@@ -87,8 +97,9 @@ class Placeholder(nn.Module):
         for name, tensor in self._tensors.items() if self.fetches else ():
             destination[prefix + name] = self._connection.read_tensor(tensor).to(self._parameters[name].dtype)
 
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys,
-                              error_msgs):
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ):
         for name, tensor in self._tensors.items():
             given = state_dict.get(prefix + name)
             if given is None or given.numel() == 0:
@@ -118,20 +129,23 @@ class _RemoteFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy: torch.Tensor):
         if torch.is_grad_enabled():
-            raise Error(f"{ctx.layer.module}: a remote MLP can't be differentiated twice (create_graph=True)",
-                        "UNIMPLEMENTED")
+            raise Error(
+                f"{ctx.layer.module}: a remote MLP can't be differentiated twice (create_graph=True)", "UNIMPLEMENTED"
+            )
         layer, step = ctx.layer, ctx.step
         x, version = ctx.saved_tensors
         _, _, input_gradient, *trained = ctx.needs_input_grad
         trained = [p if needed else None for p, needed in zip(ctx.placeholders, trained)]
-        dx = step.guard(lambda: step.connection.backward(
-            layer.layer,
-            int(version),
-            x.reshape(-1, layer.hidden_size),
-            dy.to(x.dtype).reshape(-1, layer.output_size),
-            input_gradient=input_gradient,
-            weight_gradient=any(p is not None and _accumulates(p) for p in trained),
-        ))
+        dx = step.guard(
+            lambda: step.connection.backward(
+                layer.layer,
+                int(version),
+                x.reshape(-1, layer.hidden_size),
+                dy.to(x.dtype).reshape(-1, layer.output_size),
+                input_gradient=input_gradient,
+                weight_gradient=any(p is not None and _accumulates(p) for p in trained),
+            )
+        )
         if dx is not None:
             dx = dx.to(x.device).reshape(x.shape)
         return None, None, dx, *(None if p is None else torch.zeros_like(p) for p in trained)

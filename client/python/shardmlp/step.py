@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Callable, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -63,8 +64,10 @@ class Step:
         if self._takes_part():
             total = torch.hypot(total, torch.as_tensor(self._server_norm()).to(total))
         if error_if_nonfinite and not total.isfinite():
-            raise RuntimeError(f"the gradients' total norm is {total.item()}, so they can't be clipped; to scale them by "
-                               "it anyway, set error_if_nonfinite=False")
+            raise RuntimeError(
+                f"the gradients' total norm is {total.item()}, so they can't be clipped; to scale them by "
+                "it anyway, set error_if_nonfinite=False"
+            )
         torch.nn.utils.clip_grads_with_norm_(local, max_norm, total)
         self._clip_factor *= min(1.0, max_norm / (total.item() + 1e-6)) if total.isfinite() else math.nan
         return total
@@ -73,15 +76,21 @@ class Step:
         """Applies the server's half of the step with ``optimizer``'s hyperparameters as they are now."""
         if not self._takes_part():
             return
-        groups = parameter_groups(optimizer, self.placeholders)
+        groups = parameter_groups(optimizer, self.placeholders, self._trained())
         if self._spent and self._has_gradients():
-            raise Error("the gradients were not zeroed since the last step(), and the server dropped its part of them "
-                        "when it committed: call zero_grad() after each step", "FAILED_PRECONDITION")
+            raise Error(
+                "the gradients were not zeroed since the last step(), and the server dropped its part of them "
+                "when it committed: call zero_grad() after each step",
+                "FAILED_PRECONDITION",
+            )
         sealed = self._seal()
         if not sealed.finite or not math.isfinite(self._clip_factor):
             origin = sealed.non_finite_origin or "one that the trainer holds"
-            raise Error(f"a gradient is not finite ({origin}): call zero_grad(), which discards the step",
-                        "FAILED_PRECONDITION", "NON_FINITE")
+            raise Error(
+                f"a gradient is not finite ({origin}): call zero_grad(), which discards the step",
+                "FAILED_PRECONDITION",
+                "NON_FINITE",
+            )
         scale = self._clip_factor / self._divisor
         self.guard(lambda: self.connection.session.commit_step(groups, scale))
         self._reset()
@@ -104,6 +113,14 @@ class Step:
     def _reset(self) -> None:
         self._sealed, self._clip_factor, self._spent = None, 1.0, False
 
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """What this step updates: as in torch, what has a gradient. Several trainers must name the same, and one of them
+        may have seen no batch, so theirs is what may have one."""
+        several = self.connection.run.trainer_count > 1
+        return {
+            name: p for name, p in self.placeholders.items() if (p.requires_grad if several else p.grad is not None)
+        }
+
     def _has_gradients(self) -> bool:
         return any(p.grad is not None for p in self.placeholders.values())
 
@@ -125,9 +142,8 @@ class Step:
         sealed = self._seal()
         if not sealed.finite:
             return math.nan
-        trained = zip(self.placeholders.values(), sealed.tensor_sums_of_squares, strict=True)
-        squares = math.fsum(square for p, square in trained if p.grad is not None)
-        return math.sqrt(squares) * self._clip_factor / self._divisor
+        squares = dict(zip(self.placeholders, sealed.tensor_sums_of_squares, strict=True))
+        return math.sqrt(math.fsum(squares[name] for name in self._trained())) * self._clip_factor / self._divisor
 
     def _discard(self, reason: str) -> None:
         """Moves to the attempt that is open now, in a new session where the old one is gone."""
