@@ -180,6 +180,9 @@ void ServingEngine::Shutdown() {
   for (const std::weak_ptr<TileCall>& weak : calls) {
     if (const std::shared_ptr<TileCall> call = weak.lock()) call->Fail(ShuttingDown());
   }
+  // A call that another thread is ending or cancelling has yet to say so.
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(this, &ServingEngine::no_open_calls));
 }
 
 }  // namespace shardmlp

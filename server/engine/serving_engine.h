@@ -92,6 +92,7 @@ class ServingEngine final : public Engine, private StepDevice, private CallHost 
   void WatchTime();
   void UpdateSessionMetrics() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool stopping() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_; }
+  bool no_open_calls() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return open_calls_ == 0; }
 
   const EngineOptions options_;
   const ModelSpec model_;

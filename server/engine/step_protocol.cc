@@ -83,8 +83,8 @@ absl::Status StepProtocol::CheckOpen(int64_t step, int64_t attempt) const {
   return Error(absl::StatusCode::kFailedPrecondition, Reason::kStaleAttempt, message, PositionMetadata(position_));
 }
 
-absl::StatusOr<LedgerVerdict> StepProtocol::Admit(const Contribution& contribution, int64_t step,
-                                                  int64_t attempt) const {
+absl::StatusOr<LedgerVerdict> StepProtocol::Admit(const Contribution& contribution, int64_t step, int64_t attempt,
+                                                  const std::string& non_finite) {
   SHARDMLP_RETURN_IF_ERROR(CheckOpen(step, attempt));
   const auto trainer = trainers_.find(contribution.session_id);
   if (trainer == trainers_.end()) {
@@ -92,21 +92,18 @@ absl::StatusOr<LedgerVerdict> StepProtocol::Admit(const Contribution& contributi
                  absl::StrCat("session ", contribution.session_id, " ended while its call was open"));
   }
   SHARDMLP_ASSIGN_OR_RETURN(const LedgerVerdict verdict, ledger_.Check(contribution));
-  if (verdict == LedgerVerdict::kAdd && (trainer->second.sealed || phase_ != Phase::kOpen)) {
+  if (verdict == LedgerVerdict::kRepeat) return verdict;
+  if (trainer->second.sealed || phase_ != Phase::kOpen) {
     return Error(absl::StatusCode::kFailedPrecondition, Reason::kAlreadySealed,
                  absl::StrCat("session ", contribution.session_id, " has sealed step ", step,
                               " and can add no rows to it; got call ", contribution.call_id));
   }
-  return verdict;
-}
-
-void StepProtocol::Mark(const Contribution& contribution, int64_t step, int64_t attempt,
-                        const std::string& non_finite) {
-  if (step != position_.step || attempt != position_.attempt) return;
   ledger_.Mark(contribution);
-  if (non_finite.empty()) return;
-  metrics_.CountNonFinite();
-  if (non_finite_origin_.empty()) non_finite_origin_ = non_finite;
+  if (!non_finite.empty()) {
+    metrics_.CountNonFinite();
+    if (non_finite_origin_.empty()) non_finite_origin_ = non_finite;
+  }
+  return verdict;
 }
 
 absl::Status StepProtocol::CheckRows(const SealSpec& spec) const {

@@ -56,11 +56,11 @@ class StepProtocol {
   // Whether (step, attempt) is the open one. ABORTED (STEP_ABORTED) where the attempt is over; FAILED_PRECONDITION
   // (STALE_ATTEMPT) where it never was.
   absl::Status CheckOpen(int64_t step, int64_t attempt) const;
-  // Whether a tile may be added. The device thread asks right before, and marks right after.
-  absl::StatusOr<LedgerVerdict> Admit(const Contribution& contribution, int64_t step, int64_t attempt) const;
-  // `non_finite`: where a NaN or infinity came from, so that the tile was counted and not added; empty for none. Marks
-  // nothing where the attempt ended in between, since its gradients are about to be cleared.
-  void Mark(const Contribution& contribution, int64_t step, int64_t attempt, const std::string& non_finite);
+  // Whether a tile may be added, and marks it where it may: the device thread asks right before it enqueues the tile, so
+  // that no seal can come between and count without it. `non_finite`: where in it a NaN or infinity is, so that it is
+  // counted and not added; empty for none.
+  absl::StatusOr<LedgerVerdict> Admit(const Contribution& contribution, int64_t step, int64_t attempt,
+                                      const std::string& non_finite);
 
   void Seal(const SealSpec& spec, absl::Time now, SealDone done, Outbox& outbox);
   void Commit(const CommitSpec& spec, PositionDone done, Outbox& outbox);

@@ -43,7 +43,6 @@ class TileCall::Job final : public TileJob {
   Job(std::shared_ptr<TileCall> call, const Tile& tile) : call_(std::move(call)), tile_(tile) {}
   void Start() override { call_->StartTile(tile_, done_); }
   void Finish() override { call_->FinishTile(tile_, done_.get()); }
-  void Abandon() override { call_->Fail(ShuttingDown()); }
 
  private:
   const std::shared_ptr<TileCall> call_;
@@ -169,21 +168,22 @@ void TileCall::SubmitFilled() {
   filled_.dy_hash = XXH3_64bits_digest(hash_->xxh);
   filled_.complete = absl::Now();
   metrics_.ObserveStage(spec_.pass, Stage::kReceive, filled_.complete - filled_.first_row);
-  if (spec_.has_result()) {
-    absl::MutexLock lock(&mutex_);
-    if (finished_) return;
-    if (free_outputs_.empty()) {
-      waiting_.push_back(filled_);
-      return;
-    }
-    filled_.output = free_outputs_.back();
-    free_outputs_.pop_back();
-  }
-  Submit(filled_);
+  absl::MutexLock lock(&mutex_);
+  if (finished_) return;
+  waiting_.push_back(filled_);
+  SubmitReady();
 }
 
-void TileCall::Submit(const Tile& tile) {
-  host_.SubmitTile(spec_.header.session_id, std::make_unique<Job>(shared_from_this(), tile));
+void TileCall::SubmitReady() {
+  while (!waiting_.empty() && !(spec_.has_result() && free_outputs_.empty())) {
+    Tile tile = waiting_.front();
+    waiting_.pop_front();
+    if (spec_.has_result()) {
+      tile.output = free_outputs_.back();
+      free_outputs_.pop_back();
+    }
+    host_.SubmitTile(spec_.header.session_id, std::make_unique<Job>(shared_from_this(), tile));
+  }
 }
 
 absl::Status TileCall::End(int64_t row_count) {
@@ -289,7 +289,8 @@ void TileCall::Deliver(const Tile& tile) {
   }
   metrics_.AddRows(spec_.pass, tile.row_count);
   if (room) sink_.OnRoom();
-  if (tile.output >= 0) {
+  // OnRoom may have cancelled.
+  if (tile.output >= 0 && Closed().ok()) {
     const TileRows rows = RowsOf(tile);
     metrics_.AddPayloadBytes(0, rows.result.byte_count());
     sink_.OnResult({tile.row_begin, tile.row_count, rows.result.as<char>(), rows.result.byte_count(),
@@ -310,20 +311,11 @@ void TileCall::Deliver(const Tile& tile) {
 }
 
 void TileCall::ReleaseOutput(int output, absl::Time sent) {
-  Tile next;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (finished_) return;
-    if (waiting_.empty()) {
-      free_outputs_.push_back(output);
-    } else {
-      next = waiting_.front();
-      waiting_.erase(waiting_.begin());
-      next.output = output;
-    }
-  }
+  absl::MutexLock lock(&mutex_);
+  if (finished_) return;
   metrics_.ObserveStage(spec_.pass, Stage::kSend, absl::Now() - sent);
-  if (next.row_count > 0) Submit(next);
+  free_outputs_.push_back(output);
+  SubmitReady();
 }
 
 }  // namespace shardmlp
