@@ -41,7 +41,7 @@ build() {
 
 # run_python ARGS...: Python with the package and the server of the release build.
 run_python() {
-  PYTHONPATH=$ROOT/build/release/client/python${PYTHONPATH:+:$PYTHONPATH} \
+  PYTHONPATH=$ROOT/build/release/python${PYTHONPATH:+:$PYTHONPATH} \
     SHARDMLP_SERVER=$SERVER "$VENV/bin/python" "$@"
 }
 

@@ -18,12 +18,13 @@ absl::Status InvalidRows(const std::string& message) {
 }
 
 absl::Status CheckSize(absl::string_view name, const ByteSource& payload, int64_t rows, int64_t cols, DType dtype) {
-  const int64_t expected = rows * cols * SizeOf(dtype);
-  if (payload.size() == expected) return absl::OkStatus();
+  // By division: `rows` is whatever the client says, and the product may overflow.
+  const int64_t row_bytes = cols * SizeOf(dtype);
+  if (payload.size() / row_bytes == rows && payload.size() % row_bytes == 0) return absl::OkStatus();
   return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidShape,
-               absl::StrCat(name, " has ", payload.size(), " bytes; expected ", expected, " for [", rows, ", ", cols,
-                            "] ", Name(dtype)),
-               {{"got_bytes", absl::StrCat(payload.size())}, {"expected_bytes", absl::StrCat(expected)}});
+               absl::StrCat(name, " has ", payload.size(), " bytes; expected ", row_bytes, " for each row of [", rows,
+                            ", ", cols, "] ", Name(dtype)),
+               {{"got_bytes", absl::StrCat(payload.size())}, {"row_bytes", absl::StrCat(row_bytes)}});
 }
 
 }  // namespace
@@ -88,13 +89,13 @@ absl::Status TileCall::CheckShard(int64_t row_offset, int64_t row_count, int64_t
   if (row_count < 1 || row_count > total) {
     return InvalidRows(absl::StrCat("a shard of ", row_count, " rows; expected 1 to the call's ", total));
   }
-  if (row_offset < 0 || row_offset > total || row_offset + skip != placed_rows_) {
+  if (row_offset < 0 || row_offset != placed_rows_ - skip) {
     return InvalidRows(absl::StrCat("a shard at row ", row_offset, "; expected row ", placed_rows_ - skip,
                                     ", since shards come in order without gap or overlap"));
   }
-  if (row_offset + row_count > total) {
-    return InvalidRows(absl::StrCat("a shard of rows ", row_offset, " to ", row_offset + row_count - 1,
-                                    "; the call has ", total, " rows"));
+  if (row_count > total - row_offset) {
+    return InvalidRows(absl::StrCat("a shard of ", row_count, " rows at row ", row_offset, "; the call has ", total,
+                                    " rows"));
   }
   SHARDMLP_RETURN_IF_ERROR(CheckSize("x", x, row_count, spec_.x_cols(), spec_.header.dtype));
   if (dy != nullptr) SHARDMLP_RETURN_IF_ERROR(CheckSize("dy", *dy, row_count, spec_.dy_cols(), spec_.header.dtype));

@@ -17,10 +17,10 @@
 
 namespace shardmlp {
 
-using CallSpec = std::variant<ForwardSpec, BackwardSpec>;
+using CallHeader = std::variant<ForwardSpec, BackwardSpec>;
 
 // A serialized ForwardHeader or BackwardHeader. INVALID_ARGUMENT: MALFORMED_MESSAGE, INVALID_DTYPE.
-absl::StatusOr<CallSpec> ReadCallHeader(Pass pass, const std::string& body);
+absl::StatusOr<CallHeader> ReadCallHeader(Pass pass, const std::string& body);
 // A whole ForwardResponse or BackwardResponse whose alternative is the end.
 std::unique_ptr<google::protobuf::MessageLite> MakeCallEnd(Pass pass, const CallSummary& summary);
 

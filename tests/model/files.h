@@ -36,6 +36,12 @@ inline void WriteFile(const std::string& path, absl::string_view bytes) {
   ASSERT_TRUE(file.good()) << path;
 }
 
+inline void WriteByte(const std::string& path, int64_t offset, char byte) {
+  std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+  file.seekp(offset).put(byte);
+  ASSERT_TRUE(file.good()) << path;
+}
+
 inline std::string ReadFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   EXPECT_TRUE(file.good()) << path;
