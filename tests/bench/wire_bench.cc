@@ -11,23 +11,26 @@
 #include <thread>
 #include <vector>
 
-#include "absl/strings/numbers.h"
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
 #include "client/cpp/client.h"
 #include "server/rpc/rpc_server.h"
 #include "server/rpc/transport.h"
+#include "tests/bench/small_values.h"
 #include "tests/bench/wire_echo.h"
 #include "tests/rpc/copy_engine.h"
+
+ABSL_FLAG(int, connections, 1, "Connections, with a call on each");
+ABSL_FLAG(int, rounds, 15, "Pairs of subject and reference");
+ABSL_FLAG(int64_t, tokens, 4096, "Tokens of a call");
 
 namespace shardmlp {
 namespace {
 
 constexpr int64_t kHiddenSize = 2048;
-constexpr int64_t kRows = 16384;  // [16384, 2048] f32 is 128 MiB each way
-constexpr int64_t kTileRows = 1024;
-constexpr int kPairs = 15;
+constexpr int64_t kTileRows = 256;
 
 // Serves until `until` closes, having written both addresses to `to`.
 int RunServers(int until, int to) {
@@ -64,80 +67,76 @@ grpc::ChannelArguments Arguments(int connection) {
 // Seconds that `run` takes on `count` threads at once.
 template <typename Run>
 double Time(int count, Run run) {
-  const absl::Time start = absl::Now();
+  const auto start = std::chrono::steady_clock::now();
   std::vector<std::thread> threads;
   for (int i = 0; i < count; ++i) threads.emplace_back([&run, i] { run(i); });
   for (std::thread& thread : threads) thread.join();
-  return absl::ToDoubleSeconds(absl::Now() - start);
+  return SecondsSince(start);
 }
 
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-int Fail(const absl::Status& status) {
-  std::fprintf(stderr, "wire_bench: %s\n", status.ToString().c_str());
-  return EXIT_FAILURE;
-}
-
-int RunClients(const std::string& server, const std::string& echo, int connections) {
-  ClientOptions options;
-  options.connections = connections;
-  auto client = Client::Connect(server, options);
-  if (!client.ok()) return Fail(client.status());
-  auto session = (*client)->OpenSession({});
-  if (!session.ok()) return Fail(session.status());
-
-  constexpr int64_t kBytes = kRows * kHiddenSize * static_cast<int64_t>(sizeof(float));
-  std::vector<std::vector<char>> x(connections, std::vector<char>(kBytes, 1));
-  std::vector<std::vector<char>> y(connections, std::vector<char>(kBytes));
-  absl::Status failure;
-  const auto shards = [&](int i) {
-    const auto version = (*session)->Forward(0, ConstMatrixView(x[i].data(), kRows, kHiddenSize, DType::kF32),
-                                             MatrixView(y[i].data(), kRows, kHiddenSize, DType::kF32));
-    if (!version.ok()) failure = version.status();
-  };
-
-  std::vector<std::shared_ptr<grpc::Channel>> channels;
-  for (int i = 0; i < connections; ++i) {
-    channels.push_back(grpc::CreateCustomChannel(echo, grpc::InsecureChannelCredentials(), Arguments(i)));
-  }
-  const std::vector<char> message((*client)->model().preferred_shard_bytes, 1);
-  const auto echoes = [&](int i) {
-    if (!RunEcho(channels[i], message, kBytes / static_cast<int64_t>(message.size()))) {
-      failure = absl::UnavailableError("the echo broke off");
+// Both ways over connections of their own, on the same memory.
+class Wires {
+ public:
+  Wires(const std::string& server, const std::string& echo, int connections, int64_t rows)
+      : rows_(rows), x_(connections, std::vector<char>(rows * kRowBytes)), y_(x_) {
+    ClientOptions options;
+    options.connections = connections;
+    client_ = Client::Connect(server, options).value();
+    session_ = client_->OpenSession({}).value();
+    for (int i = 0; i < connections; ++i) {
+      FillSmall(MatrixView(x_[i].data(), rows, kHiddenSize, DType::kF32));
+      channels_.push_back(grpc::CreateCustomChannel(echo, grpc::InsecureChannelCredentials(), Arguments(i)));
     }
-  };
+  }
 
-  std::vector<double> ratios;
-  std::vector<double> rates;
-  for (int pair = -1; pair < kPairs; ++pair) {
-    const double shard_seconds = Time(connections, shards);
-    const double echo_seconds = Time(connections, echoes);
-    if (!failure.ok()) return Fail(failure);
-    if (pair < 0) continue;  // warm-up
-    ratios.push_back(echo_seconds / shard_seconds);
-    rates.push_back(static_cast<double>(connections * kBytes) / shard_seconds * 1e-9);
+  double TimeShards() {
+    return Time(connections(), [this](int i) {
+      Require(session_
+                  ->Forward(0, ConstMatrixView(x_[i].data(), rows_, kHiddenSize, DType::kF32),
+                            MatrixView(y_[i].data(), rows_, kHiddenSize, DType::kF32))
+                  .status());
+    });
   }
-  for (const auto& result : y) {
-    if (result != x[0]) return Fail(absl::DataLossError("y differs from x"));
+  double TimeEcho() {
+    const int64_t message_bytes = client_->model().preferred_shard_bytes;
+    return Time(connections(), [&](int i) { Require(RunEcho(channels_[i], x_[i], message_bytes)); });
   }
-  std::fprintf(stderr, "%d connections: %.3f GB/s each way\n", connections, Median(rates));
-  std::printf("wire_over_grpc_echo %.3f\n", Median(ratios));
-  return EXIT_SUCCESS;
+  bool intact() const { return x_ == y_; }
+  double bytes() const { return static_cast<double>(connections() * rows_ * kRowBytes); }
+
+ private:
+  static constexpr int64_t kRowBytes = kHiddenSize * static_cast<int64_t>(sizeof(float));
+  int connections() const { return static_cast<int>(x_.size()); }
+
+  const int64_t rows_;
+  std::vector<std::vector<char>> x_;  // [rows, H] f32, one a connection
+  std::vector<std::vector<char>> y_;
+  std::unique_ptr<Client> client_;
+  std::unique_ptr<Session> session_;
+  std::vector<std::shared_ptr<grpc::Channel>> channels_;
+};
+
+void Measure(const std::string& server, const std::string& echo) {
+  Wires wires(server, echo, absl::GetFlag(FLAGS_connections), absl::GetFlag(FLAGS_tokens));
+  wires.TimeShards();
+  wires.TimeEcho();
+  if (!wires.intact()) Require(absl::DataLossError("y differs from x"));
+  std::vector<double> ratios, rates;
+  for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
+    // The machine drifts: the reference before and after stand for the time in between.
+    const double before = wires.TimeEcho();
+    const double seconds = wires.TimeShards();
+    ratios.push_back((before + wires.TimeEcho()) / 2 / seconds);
+    rates.push_back(wires.bytes() / seconds);
+  }
+  std::printf("wire_over_grpc_echo %.3f\nwire_bytes_per_second %.0f\n", Median(ratios), Median(rates));
 }
 
-int Run(int argc, char** argv) {
-  int connections = 1;
-  if (argc > 1 && !absl::SimpleAtoi(argv[1], &connections)) {
-    std::fprintf(stderr, "usage: wire_bench [CONNECTIONS]\n");
-    return EXIT_FAILURE;
-  }
+int Run() {
   int to_child[2];
   int to_parent[2];
   if (pipe(to_child) != 0 || pipe(to_parent) != 0) return EXIT_FAILURE;
-  const pid_t child = fork();
+  const pid_t child = fork();  // ahead of any use of gRPC
   if (child == 0) {
     close(to_child[1]);
     return RunServers(to_child[0], to_parent[1]);
@@ -147,13 +146,16 @@ int Run(int argc, char** argv) {
   char buffer[256];
   for (ssize_t count; (count = read(to_parent[0], buffer, sizeof(buffer))) > 0;) addresses.append(buffer, count);
   const std::pair<std::string, std::string> both = absl::StrSplit(addresses, ' ');
-  const int result = RunClients(both.first, both.second, connections);
+  Measure(both.first, both.second);
   close(to_child[1]);
   waitpid(child, nullptr, 0);
-  return result;
+  return EXIT_SUCCESS;
 }
 
 }  // namespace
 }  // namespace shardmlp
 
-int main(int argc, char** argv) { return shardmlp::Run(argc, argv); }
+int main(int argc, char** argv) {
+  absl::ParseCommandLine(argc, argv);
+  return shardmlp::Run();
+}

@@ -3,6 +3,7 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/support/client_callback.h>
 
+#include <algorithm>
 #include <deque>
 #include <utility>
 
@@ -59,33 +60,39 @@ class EchoStream final : public grpc::ServerGenericBidiReactor {
 
 class EchoCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  EchoCall(grpc::GenericStub& stub, const std::vector<char>& message, int64_t message_count)
-      : message_bytes_(static_cast<int64_t>(message.size())), left_(message_count), expected_(message_count) {
-    const grpc::Slice slice(message.data(), message.size(), grpc::Slice::STATIC_SLICE);
-    outgoing_ = grpc::ByteBuffer(&slice, 1);
+  EchoCall(grpc::GenericStub& stub, const std::vector<char>& data, int64_t message_bytes)
+      : data_(data), message_bytes_(static_cast<size_t>(message_bytes)) {
     stub.PrepareBidiStreamingCall(&context_, "/bench.Echo/Echo", {}, this);
     StartRead(&incoming_);
-    StartWrite(&outgoing_);
+    WriteNext();
     StartCall();
   }
 
-  bool Await() {
+  absl::Status Await() {
     done_.WaitForNotification();
-    return received_ == expected_ && status_.ok();
+    if (!status_.ok()) return absl::UnavailableError(status_.error_message());
+    return received_ == data_.size() ? absl::OkStatus() : absl::DataLossError("the echo is not whole");
   }
 
  private:
+  void WriteNext() {
+    const size_t size = std::min(message_bytes_, data_.size() - sent_);
+    const grpc::Slice slice(data_.data() + sent_, size, grpc::Slice::STATIC_SLICE);
+    sent_ += size;
+    outgoing_ = grpc::ByteBuffer(&slice, 1);
+    StartWrite(&outgoing_);
+  }
   void OnWriteDone(bool ok) override {
     if (!ok) return;
-    if (--left_ > 0) {
-      StartWrite(&outgoing_);
+    if (sent_ < data_.size()) {
+      WriteNext();
     } else {
       StartWritesDone();
     }
   }
   void OnReadDone(bool ok) override {
     if (!ok) return;
-    received_ += static_cast<int64_t>(incoming_.Length()) == message_bytes_ ? 1 : 0;
+    received_ += incoming_.Length();
     incoming_.Clear();
     StartRead(&incoming_);
   }
@@ -94,13 +101,13 @@ class EchoCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::By
     done_.Notify();
   }
 
-  const int64_t message_bytes_;
+  const std::vector<char>& data_;
+  const size_t message_bytes_;
   grpc::ClientContext context_;
   grpc::ByteBuffer outgoing_;
   grpc::ByteBuffer incoming_;
-  int64_t left_;
-  const int64_t expected_;
-  int64_t received_ = 0;
+  size_t sent_ = 0;
+  size_t received_ = 0;
   grpc::Status status_;
   absl::Notification done_;
 };
@@ -111,9 +118,10 @@ grpc::ServerGenericBidiReactor* EchoService::CreateReactor(grpc::GenericCallback
   return std::make_unique<EchoStream>().release();
 }
 
-bool RunEcho(const std::shared_ptr<grpc::Channel>& channel, const std::vector<char>& message, int64_t message_count) {
+absl::Status RunEcho(const std::shared_ptr<grpc::Channel>& channel, const std::vector<char>& data,
+                     int64_t message_bytes) {
   grpc::GenericStub stub(channel);
-  EchoCall call(stub, message, message_count);
+  EchoCall call(stub, data, message_bytes);
   return call.Await();
 }
 

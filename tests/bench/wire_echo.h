@@ -8,6 +8,8 @@
 #include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
+
 namespace shardmlp {
 
 // Sends every message of every stream back as it came, reading on while it writes.
@@ -16,8 +18,9 @@ class EchoService final : public grpc::CallbackGenericService {
   grpc::ServerGenericBidiReactor* CreateReactor(grpc::GenericCallbackServerContext* context) override;
 };
 
-// Streams `message_count` messages of `message_bytes`, all of the same memory, through an EchoService and back. False
-// where they did not all come back.
-bool RunEcho(const std::shared_ptr<grpc::Channel>& channel, const std::vector<char>& message, int64_t message_count);
+// Streams `data`, in messages of `message_bytes` that reference it, through an EchoService and back. DATA_LOSS where
+// another number of bytes came back.
+absl::Status RunEcho(const std::shared_ptr<grpc::Channel>& channel, const std::vector<char>& data,
+                     int64_t message_bytes);
 
 }  // namespace shardmlp
