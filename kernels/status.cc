@@ -14,14 +14,14 @@ constexpr absl::string_view kMetadataUrl = "shardmlp/metadata";
 constexpr char kUnit = '\x1f';
 constexpr char kRecord = '\x1e';
 
-constexpr std::array<absl::string_view, 38> kNames = {
+constexpr std::array<absl::string_view, 39> kNames = {
     "UNSPECIFIED",        "INVALID_ARGUMENT",    "INVALID_SHAPE",         "INVALID_DTYPE",      "INVALID_ROWS",
     "INVALID_MESSAGE_ORDER", "MALFORMED_MESSAGE", "MESSAGE_TOO_LARGE",    "UNKNOWN_LAYER",      "UNKNOWN_TENSOR",
     "UNKNOWN_SESSION",    "RUN_CONFLICT",        "STALE_WEIGHTS",         "STALE_ATTEMPT",      "STEP_ABORTED",
     "ALREADY_SEALED",     "NOT_SEALED",          "TRAINER_MISSING",       "ROW_COUNT_MISMATCH", "CONTRIBUTION_CONFLICT",
     "DECISION_CONFLICT",  "NON_FINITE",          "FROZEN",                "OVERLOADED",         "TOO_MANY_SESSIONS",
-    "DRAINING",           "WEIGHTS_CHANGED",     "STALLED",               "CANCELLED",          "UNKNOWN_CHECKPOINT",
-    "CHECKPOINT_CORRUPT", "CHECKPOINT_MISMATCH", "CHECKPOINT_DISABLED",   "UNSUPPORTED_MODEL",  "MODEL_CORRUPT",
+    "LOADING",            "DRAINING",           "WEIGHTS_CHANGED",     "STALLED",               "CANCELLED",
+    "UNKNOWN_CHECKPOINT", "CHECKPOINT_CORRUPT", "CHECKPOINT_MISMATCH", "CHECKPOINT_DISABLED",   "UNSUPPORTED_MODEL",  "MODEL_CORRUPT",
     "OUT_OF_MEMORY",      "DEVICE_FAILED",       "UNREACHABLE",
 };
 static_assert(kNames.size() == static_cast<size_t>(Reason::kUnreachable) + 1);

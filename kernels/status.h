@@ -42,6 +42,7 @@ enum class Reason {
   kFrozen,                // weight gradients asked of a frozen server or read session
   kOverloaded,
   kTooManySessions,
+  kLoading,               // the server has not loaded its model yet
   kDraining,
   kWeightsChanged,        // a commit fell into the middle of a call
   kStalled,               // a client that neither sends nor reads

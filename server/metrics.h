@@ -1,4 +1,8 @@
 // Every series that a server exports, looked up once and kept by reference. A leaf: knows no other room.
+//
+// Names are `shardmlp_` and base units; histograms, not summaries; no label takes a value from a client, a session or a
+// step. Beside them are the grpc_server_ series under the names and labels (grpc_service, grpc_method, grpc_type,
+// grpc_code in CamelCase) of go-grpc-prometheus, and process_ ones, so that stock dashboards work.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +10,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
@@ -18,14 +23,25 @@ enum class StepOutcome { kCommitted, kDiscarded, kAborted };
 enum class StepPhase { kSeal, kSync, kApply };  // last seal waits for first; replicas sum; the optimizer runs
 enum class MemoryUse { kWeights, kGradients, kMasterWeights, kOptimizer, kWorkspace, kStaging };
 
+enum class RpcKind { kUnary, kServerStream, kBidiStream };
+
+// The grpc_server_ series of one method. Thread-safe.
+class RpcMetrics {
+ public:
+  virtual ~RpcMetrics() = default;
+  virtual void Started() = 0;
+  virtual void Handled(absl::StatusCode code, absl::Duration duration) = 0;
+};
+
 // Thread-safe; every method is cheap and takes no lock that is held for long.
 class Metrics {
  public:
   Metrics();
   ~Metrics();
 
-  // Serves /metrics on `address` ("127.0.0.1:9100") until destroyed. UNAVAILABLE where it can't listen.
-  absl::Status Expose(const std::string& address);
+  // Serves /metrics on `address` ("127.0.0.1:9464"; port 0 takes a free one) until destroyed, and returns the port.
+  // UNAVAILABLE where it can't listen.
+  absl::StatusOr<int> Expose(const std::string& address);
   // The text exposition, as /metrics gives it.
   std::string Text() const;
 
@@ -44,9 +60,11 @@ class Metrics {
   void CountRepeatedRows(int64_t rows);
   void CountNonFinite();
 
-  // The gRPC server metrics that stock dashboards know. `method` is "Forward", `code` is "OK", `reason` from Reason.
-  void RpcStarted(absl::string_view method);
-  void RpcHandled(absl::string_view method, absl::string_view code, absl::string_view reason, absl::Duration duration);
+  // Failed rpcs by their reason: one of kernels/status.h's names.
+  void CountFailure(absl::string_view reason);
+  // `service` is "shardmlp.v1.Compute", `method` "Forward"; asked for once a method, when its service is made. Lives as
+  // long as these metrics.
+  RpcMetrics& ForMethod(absl::string_view service, absl::string_view method, RpcKind kind);
 
  private:
   struct Series;

@@ -119,8 +119,14 @@ absl::StatusOr<CallHost::Admitted> ServingEngine::StartAddingTile(const CallSpec
   Admitted admitted;
   {
     absl::MutexLock lock(&mutex_);
-    SHARDMLP_ASSIGN_OR_RETURN(const LedgerVerdict verdict, step_.Admit(contribution, header.step, header.attempt));
-    SHARDMLP_RETURN_IF_ERROR(CheckVersion(header, step_.position().weights_version));
+    std::string non_finite;
+    if (tile.non_finite_row >= 0) {
+      SHARDMLP_ASSIGN_OR_RETURN(const SessionSpec session, sessions_.Find(header.session_id, absl::Now()));
+      non_finite = absl::StrCat("trainer rank ", session.trainer_rank, ", session ", header.session_id, ", layer ",
+                                header.layer, ", call ", header.call_id, ", row ", tile.non_finite_row);
+    }
+    SHARDMLP_ASSIGN_OR_RETURN(const LedgerVerdict verdict,
+                              step_.Admit(contribution, header.step, header.attempt, non_finite));
     admitted.repeated = verdict == LedgerVerdict::kRepeat;
     admitted.weights_version = step_.position().weights_version;
   }
@@ -129,19 +135,7 @@ absl::StatusOr<CallHost::Admitted> ServingEngine::StartAddingTile(const CallSpec
   auto done = compute_->Backward(rows);
   SHARDMLP_RETURN_IF_ERROR(NoteDevice(done.status()));
   admitted.done = *std::move(done);
-  if (admitted.repeated) {
-    metrics_.CountRepeatedRows(tile.row_count);
-    return admitted;
-  }
-  absl::MutexLock lock(&mutex_);
-  std::string non_finite;
-  if (tile.non_finite_row >= 0) {
-    const absl::StatusOr<SessionSpec> session = sessions_.Find(header.session_id, absl::Now());
-    non_finite =
-        absl::StrCat("trainer rank ", session.ok() ? session->trainer_rank : -1, ", session ", header.session_id,
-                     ", layer ", header.layer, ", call ", header.call_id, ", row ", tile.non_finite_row);
-  }
-  step_.Mark(contribution, header.step, header.attempt, non_finite);
+  if (admitted.repeated) metrics_.CountRepeatedRows(tile.row_count);
   return admitted;
 }
 

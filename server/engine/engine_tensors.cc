@@ -13,7 +13,9 @@ namespace shardmlp {
 
 template <typename T>
 void ServingEngine::RunOnDevice(Done<T> done, absl::AnyInvocable<absl::StatusOr<T>()> job) {
-  scheduler_->SubmitControl([done = std::move(done), job = std::move(job)](absl::Status turn) mutable {
+  scheduler_->SubmitControl([this, done = std::move(done), job = std::move(job)](absl::Status turn) mutable {
+    // What a device that failed still holds may be half of a step.
+    if (turn.ok()) turn = health();
     if (turn.ok()) {
       done(job());
     } else {
@@ -24,21 +26,28 @@ void ServingEngine::RunOnDevice(Done<T> done, absl::AnyInvocable<absl::StatusOr<
 
 void ServingEngine::SumGradients(StepPosition of) {
   scheduler_->SubmitControl([this, of](const absl::Status& turn) {
-    absl::StatusOr<std::vector<double>> sums = turn;
-    if (turn.ok()) {
-      const absl::Time start = absl::Now();
-      const absl::Status synced = replicas_->AllReduceSum(parameters_->all_gradients());
-      sums = synced.ok() ? parameters_->GradientSquares() : synced;
-      metrics_.ObserveStepPhase(StepPhase::kSync, absl::Now() - start);
-    }
+    absl::StatusOr<std::vector<double>> sums = turn.ok() ? SumOverReplicas() : turn;
     Outbox outbox;
     absl::MutexLock lock(&mutex_);
     step_.Summed(of, std::move(sums), absl::Now(), outbox);
   });
 }
 
+absl::StatusOr<std::vector<double>> ServingEngine::SumOverReplicas() {
+  const absl::Time start = absl::Now();
+  SHARDMLP_RETURN_IF_ERROR(replicas_->AllReduceSum(parameters_->all_gradients()));
+  absl::StatusOr<std::vector<double>> squares = parameters_->GradientSquares();
+  SHARDMLP_RETURN_IF_ERROR(NoteDevice(squares.status()));
+  metrics_.ObserveStepPhase(StepPhase::kSync, absl::Now() - start);
+  return squares;
+}
+
 void ServingEngine::Apply(std::shared_ptr<const CommitSpec> decision) {
   scheduler_->SubmitControl([this, decision = std::move(decision)](absl::Status status) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (!step_.Stands(decision)) return;
+    }
     if (status.ok()) {
       const absl::Time start = absl::Now();
       // Checked when the commit came in.
@@ -49,7 +58,7 @@ void ServingEngine::Apply(std::shared_ptr<const CommitSpec> decision) {
     }
     Outbox outbox;
     absl::MutexLock lock(&mutex_);
-    step_.Applied(std::move(status), outbox);
+    step_.Applied(status, outbox);
   });
 }
 

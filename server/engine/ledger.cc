@@ -37,7 +37,7 @@ absl::StatusOr<LedgerVerdict> Ledger::Check(const Contribution& contribution) co
     if (contribution.row_begin < marked) {
       const auto tile = std::lower_bound(entry.tiles.begin(), entry.tiles.end(), row_end,
                                          [](const Tile& tile, int64_t end) { return tile.row_end < end; });
-      if (tile->row_end != row_end || tile->dy_hash != contribution.dy_hash) {
+      if (tile == entry.tiles.end() || tile->row_end != row_end || tile->dy_hash != contribution.dy_hash) {
         return Conflict(contribution, absl::StrCat("another dy in rows ", contribution.row_begin, " to ", row_end - 1),
                         "the dy that was counted");
       }

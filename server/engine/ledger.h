@@ -26,7 +26,7 @@ struct Contribution {
 };
 
 enum class LedgerVerdict {
-  kAdd,     // not seen: add it to the sums, then Mark it
+  kAdd,     // not seen: Mark it, and add it to the sums
   kRepeat,  // added before: answer it, and touch no sum
 };
 
@@ -39,7 +39,7 @@ class Ledger {
   // FAILED_PRECONDITION (CONTRIBUTION_CONFLICT) where the call id was used for something else; RESOURCE_EXHAUSTED above
   // kMaxTiles.
   absl::StatusOr<LedgerVerdict> Check(const Contribution& contribution) const;
-  // After kAdd, once the tile is part of the sums.
+  // After kAdd.
   void Mark(const Contribution& contribution);
 
   // Rows marked for a session, by layer.

@@ -26,17 +26,12 @@ void Scheduler::SubmitControl(ControlJob job) {
 }
 
 void Scheduler::SubmitTile(int64_t session_id, std::unique_ptr<TileJob> job) {
-  {
-    absl::MutexLock lock(&mutex_);
-    if (!stopped_) {
-      std::deque<std::unique_ptr<TileJob>>& queue = tiles_[session_id];
-      if (queue.empty()) turns_.push_back(session_id);
-      queue.push_back(std::move(job));
-      ++queued_tiles_;
-      return;
-    }
-  }
-  job->Abandon();
+  absl::MutexLock lock(&mutex_);
+  if (stopped_) return;
+  std::deque<std::unique_ptr<TileJob>>& queue = tiles_[session_id];
+  if (queue.empty()) turns_.push_back(session_id);
+  queue.push_back(std::move(job));
+  ++queued_tiles_;
 }
 
 void Scheduler::Stop() {
@@ -56,9 +51,6 @@ void Scheduler::Stop() {
     queued_tiles_ = 0;
   }
   for (ControlJob& job : controls) job(ShuttingDown());
-  for (auto& [session_id, queue] : tiles) {
-    for (std::unique_ptr<TileJob>& job : queue) job->Abandon();
-  }
 }
 
 int64_t Scheduler::queued_tile_count() const {

@@ -17,7 +17,7 @@ namespace shardmlp {
 // The answer to whatever a stopping server can no longer do: UNAVAILABLE (DRAINING).
 absl::Status ShuttingDown();
 
-// Work of one tile. Exactly one of Start (then Finish) and Abandon is called, without a lock held.
+// Work of one tile. Start and then Finish are called, without a lock held; neither is where the scheduler stops first.
 class TileJob {
  public:
   virtual ~TileJob() = default;
@@ -25,8 +25,6 @@ class TileJob {
   virtual void Start() = 0;
   // Waits until it is done, and hands on the result. Tiles finish in the order in which they started.
   virtual void Finish() = 0;
-  // The scheduler stopped first.
-  virtual void Abandon() = 0;
 };
 
 // One thread that owns the device. Sessions take turns tile by tile; control jobs (steps, tensors, checkpoints) go
@@ -44,8 +42,9 @@ class Scheduler {
   void SubmitControl(ControlJob job);
   void SubmitTile(int64_t session_id, std::unique_ptr<TileJob> job);
 
-  // Abandons what has not started, finishes what has, and joins the thread. Later jobs are abandoned at once. Not for
-  // the device thread. Repeats do nothing.
+  // Finishes the tiles that have started, joins the thread, answers the control jobs that are left and drops the tiles
+  // that are: whoever submitted them ends their calls. So it does with later ones, at once. Not for the device thread.
+  // Repeats do nothing.
   void Stop();
 
   // Submitted and not started.

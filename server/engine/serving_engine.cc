@@ -104,13 +104,18 @@ absl::Status ServingEngine::CloseSession(int64_t session_id) {
   return absl::OkStatus();
 }
 
+absl::Status ServingEngine::CheckStepCaller(int64_t session_id) {
+  if (stopping_) return ShuttingDown();
+  SHARDMLP_RETURN_IF_ERROR(health_);
+  return sessions_.Find(session_id, absl::Now()).status();
+}
+
 void ServingEngine::SealStep(const SealSpec& spec, Done<SealResult> done) {
   Outbox outbox;
   absl::MutexLock lock(&mutex_);
-  const absl::Time now = absl::Now();
-  absl::Status status = stopping_ ? ShuttingDown() : sessions_.Find(spec.session_id, now).status();
+  const absl::Status status = CheckStepCaller(spec.session_id);
   if (!status.ok()) return outbox.Add(std::move(done), absl::StatusOr<SealResult>(status));
-  step_.Seal(spec, now, std::move(done), outbox);
+  step_.Seal(spec, absl::Now(), std::move(done), outbox);
 }
 
 void ServingEngine::CommitStep(const CommitSpec& spec, Done<StepPosition> done) {
@@ -121,8 +126,7 @@ void ServingEngine::CommitStep(const CommitSpec& spec, Done<StepPosition> done) 
                    absl::StrCat("gradient_scale is ", spec.gradient_scale, "; expected a finite number above 0"));
   }
   absl::MutexLock lock(&mutex_);
-  if (stopping_) status = ShuttingDown();
-  if (status.ok()) status = sessions_.Find(spec.session_id, absl::Now()).status();
+  if (status.ok()) status = CheckStepCaller(spec.session_id);
   if (!status.ok()) return outbox.Add(std::move(done), absl::StatusOr<StepPosition>(status));
   step_.Commit(spec, std::move(done), outbox);
 }
@@ -130,7 +134,7 @@ void ServingEngine::CommitStep(const CommitSpec& spec, Done<StepPosition> done) 
 void ServingEngine::DiscardStep(const DiscardSpec& spec, Done<StepPosition> done) {
   Outbox outbox;
   absl::MutexLock lock(&mutex_);
-  absl::Status status = stopping_ ? ShuttingDown() : sessions_.Find(spec.session_id, absl::Now()).status();
+  const absl::Status status = CheckStepCaller(spec.session_id);
   if (!status.ok()) return outbox.Add(std::move(done), absl::StatusOr<StepPosition>(status));
   step_.Discard(spec, std::move(done), outbox);
 }
@@ -180,6 +184,9 @@ void ServingEngine::Shutdown() {
   for (const std::weak_ptr<TileCall>& weak : calls) {
     if (const std::shared_ptr<TileCall> call = weak.lock()) call->Fail(ShuttingDown());
   }
+  // A call that another thread is ending or cancelling has yet to say so.
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(this, &ServingEngine::no_open_calls));
 }
 
 }  // namespace shardmlp

@@ -80,6 +80,8 @@ class ServingEngine final : public Engine, private StepDevice, private CallHost 
   // A backward tile that adds to the gradients: counted or not.
   absl::StatusOr<Admitted> StartAddingTile(const CallSpec& spec, const Tile& tile, TileRows rows);
   absl::Status CheckVersion(const BackwardSpec& header, int64_t weights_version) const;
+  // Whether a session may act on the step.
+  absl::Status CheckStepCaller(int64_t session_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether checkpoints can be saved and restored here.
   absl::Status CheckCheckpoints() const;
   // Runs `job` on the device thread and answers with its result, or with why it could not run.
@@ -87,11 +89,14 @@ class ServingEngine final : public Engine, private StepDevice, private CallHost 
   void RunOnDevice(Done<T> done, absl::AnyInvocable<absl::StatusOr<T>()> job);
   // Passes on a status of the device; a failure of the device itself ends health.
   absl::Status NoteDevice(absl::Status status);
+  // Sums the gradients, and returns each one's squares. On the device thread, as RestoreNow.
+  absl::StatusOr<std::vector<double>> SumOverReplicas();
   absl::StatusOr<StepPosition> RestoreNow(const std::string& name);
   // Ends what has waited for too long, now and then.
   void WatchTime();
   void UpdateSessionMetrics() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool stopping() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_; }
+  bool no_open_calls() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return open_calls_ == 0; }
 
   const EngineOptions options_;
   const ModelSpec model_;

@@ -83,8 +83,8 @@ absl::Status StepProtocol::CheckOpen(int64_t step, int64_t attempt) const {
   return Error(absl::StatusCode::kFailedPrecondition, Reason::kStaleAttempt, message, PositionMetadata(position_));
 }
 
-absl::StatusOr<LedgerVerdict> StepProtocol::Admit(const Contribution& contribution, int64_t step,
-                                                  int64_t attempt) const {
+absl::StatusOr<LedgerVerdict> StepProtocol::Admit(const Contribution& contribution, int64_t step, int64_t attempt,
+                                                  const std::string& non_finite) {
   SHARDMLP_RETURN_IF_ERROR(CheckOpen(step, attempt));
   const auto trainer = trainers_.find(contribution.session_id);
   if (trainer == trainers_.end()) {
@@ -92,21 +92,18 @@ absl::StatusOr<LedgerVerdict> StepProtocol::Admit(const Contribution& contributi
                  absl::StrCat("session ", contribution.session_id, " ended while its call was open"));
   }
   SHARDMLP_ASSIGN_OR_RETURN(const LedgerVerdict verdict, ledger_.Check(contribution));
-  if (verdict == LedgerVerdict::kAdd && (trainer->second.sealed || phase_ != Phase::kOpen)) {
+  if (verdict == LedgerVerdict::kRepeat) return verdict;
+  if (trainer->second.sealed || phase_ != Phase::kOpen) {
     return Error(absl::StatusCode::kFailedPrecondition, Reason::kAlreadySealed,
                  absl::StrCat("session ", contribution.session_id, " has sealed step ", step,
                               " and can add no rows to it; got call ", contribution.call_id));
   }
-  return verdict;
-}
-
-void StepProtocol::Mark(const Contribution& contribution, int64_t step, int64_t attempt,
-                        const std::string& non_finite) {
-  if (step != position_.step || attempt != position_.attempt) return;
   ledger_.Mark(contribution);
-  if (non_finite.empty()) return;
-  metrics_.CountNonFinite();
-  if (non_finite_origin_.empty()) non_finite_origin_ = non_finite;
+  if (!non_finite.empty()) {
+    metrics_.CountNonFinite();
+    if (non_finite_origin_.empty()) non_finite_origin_ = non_finite;
+  }
+  return verdict;
 }
 
 absl::Status StepProtocol::CheckRows(const SealSpec& spec) const {
@@ -231,22 +228,25 @@ void StepProtocol::Commit(const CommitSpec& spec, PositionDone done, Outbox& out
   device_.Apply(decision_);
 }
 
-void StepProtocol::Applied(absl::Status status, Outbox& outbox) {
-  if (status.ok()) {
-    last_commit_ = decision_;
-    last_sealed_ = *sealed_;
-    ++position_.step;
-    ++position_.weights_version;
-    last_committed_position_ = position_;
-    metrics_.CountStep(StepOutcome::kCommitted);
-    metrics_.SetStep(position_.step, position_.attempt);
-    StartAttempt();
+void StepProtocol::Applied(const absl::Status& status, Outbox& outbox) {
+  if (!status.ok()) {
+    AnswerCommits(status, outbox);
+    return EndAttempt(StepOutcome::kAborted, absl::StrCat("the step could not be applied: ", status.message()), outbox);
   }
-  std::vector<PositionDone> waiting;
-  waiting.swap(waiting_commits_);
-  for (PositionDone& done : waiting) {
-    outbox.Add(std::move(done), status.ok() ? absl::StatusOr<StepPosition>(position_) : status);
-  }
+  last_commit_ = decision_;
+  last_sealed_ = *sealed_;
+  ++position_.step;
+  ++position_.weights_version;
+  last_committed_position_ = position_;
+  metrics_.CountStep(StepOutcome::kCommitted);
+  metrics_.SetStep(position_.step, position_.attempt);
+  StartAttempt();
+  AnswerCommits(position_, outbox);
+}
+
+void StepProtocol::AnswerCommits(const absl::StatusOr<StepPosition>& result, Outbox& outbox) {
+  for (PositionDone& done : waiting_commits_) outbox.Add(std::move(done), result);
+  waiting_commits_.clear();
 }
 
 void StepProtocol::Discard(const DiscardSpec& spec, PositionDone done, Outbox& outbox) {
@@ -267,9 +267,11 @@ void StepProtocol::Discard(const DiscardSpec& spec, PositionDone done, Outbox& o
 void StepProtocol::EndAttempt(StepOutcome outcome, const std::string& why, Outbox& outbox) {
   ++position_.attempt;
   end_reason_ = why;
-  AnswerSeals(Error(absl::StatusCode::kAborted, Reason::kStepAborted, absl::StrCat("the step's attempt is over: ", why),
-                    PositionMetadata(position_)),
-              outbox);
+  const absl::Status aborted =
+      Error(absl::StatusCode::kAborted, Reason::kStepAborted, absl::StrCat("the step's attempt is over: ", why),
+            PositionMetadata(position_));
+  AnswerSeals(aborted, outbox);
+  AnswerCommits(aborted, outbox);
   StartAttempt();
   metrics_.CountStep(outcome);
   metrics_.SetStep(position_.step, position_.attempt);
@@ -292,6 +294,8 @@ void StepProtocol::Restored(int64_t step, Outbox& outbox) {
 }
 
 void StepProtocol::ExpireSeals(absl::Time now, Outbox& outbox) {
+  // Once all have sealed, nobody is missing, and the device will answer.
+  if (phase_ != Phase::kOpen) return;
   const auto expired = std::stable_partition(waiting_seals_.begin(), waiting_seals_.end(),
                                              [now](const WaitingSeal& seal) { return seal.deadline > now; });
   for (auto seal = expired; seal != waiting_seals_.end(); ++seal) {
@@ -306,9 +310,7 @@ void StepProtocol::ExpireSeals(absl::Time now, Outbox& outbox) {
 
 void StepProtocol::Stop(const absl::Status& status, Outbox& outbox) {
   AnswerSeals(status, outbox);
-  std::vector<PositionDone> waiting;
-  waiting.swap(waiting_commits_);
-  for (PositionDone& done : waiting) outbox.Add(std::move(done), absl::StatusOr<StepPosition>(status));
+  AnswerCommits(status, outbox);
 }
 
 }  // namespace shardmlp

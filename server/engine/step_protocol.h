@@ -32,7 +32,7 @@ class StepDevice {
   virtual ~StepDevice() = default;
   // Sums the gradients over the replicas, then StepProtocol::Summed.
   virtual void SumGradients(StepPosition of) = 0;
-  // Applies the optimizer and clears the gradients, then StepProtocol::Applied.
+  // Where the decision still Stands: applies the optimizer and clears the gradients, then StepProtocol::Applied.
   virtual void Apply(std::shared_ptr<const CommitSpec> decision) = 0;
   virtual void ClearGradients() = 0;
 };
@@ -56,11 +56,11 @@ class StepProtocol {
   // Whether (step, attempt) is the open one. ABORTED (STEP_ABORTED) where the attempt is over; FAILED_PRECONDITION
   // (STALE_ATTEMPT) where it never was.
   absl::Status CheckOpen(int64_t step, int64_t attempt) const;
-  // Whether a tile may be added. The device thread asks right before, and marks right after.
-  absl::StatusOr<LedgerVerdict> Admit(const Contribution& contribution, int64_t step, int64_t attempt) const;
-  // `non_finite`: where a NaN or infinity came from, so that the tile was counted and not added; empty for none. Marks
-  // nothing where the attempt ended in between, since its gradients are about to be cleared.
-  void Mark(const Contribution& contribution, int64_t step, int64_t attempt, const std::string& non_finite);
+  // Whether a tile may be added, and marks it where it may: the device thread asks right before it enqueues the tile, so
+  // that no seal can come between and count without it. `non_finite`: where in it a NaN or infinity is, so that it is
+  // counted and not added; empty for none.
+  absl::StatusOr<LedgerVerdict> Admit(const Contribution& contribution, int64_t step, int64_t attempt,
+                                      const std::string& non_finite);
 
   void Seal(const SealSpec& spec, absl::Time now, SealDone done, Outbox& outbox);
   void Commit(const CommitSpec& spec, PositionDone done, Outbox& outbox);
@@ -68,7 +68,11 @@ class StepProtocol {
 
   // The sums that SumGradients was asked for. Ignored where that attempt has ended.
   void Summed(StepPosition of, absl::StatusOr<std::vector<double>> sums, absl::Time now, Outbox& outbox);
-  void Applied(absl::Status status, Outbox& outbox);
+  // Whether the attempt that `decision` decided is open yet; a restore that came first ended it. For the device thread,
+  // where nothing else can end it before Applied.
+  bool Stands(const std::shared_ptr<const CommitSpec>& decision) const { return decision_ == decision; }
+  // A failure ends the attempt.
+  void Applied(const absl::Status& status, Outbox& outbox);
   // New weights from a checkpoint; ends the attempt.
   void Restored(int64_t step, Outbox& outbox);
   // Answers the seals that have waited for too long, naming who is missing.
@@ -92,9 +96,10 @@ class StepProtocol {
   bool AllSealed() const;
   // "rank 1 (not connected), rank 2"
   std::string Missing() const;
-  // Ends the attempt: raises it, drops its ledger and seals, and has the device clear the gradients.
+  // Ends the attempt: raises it, answers who waits, drops its ledger, and has the device clear the gradients.
   void EndAttempt(StepOutcome outcome, const std::string& why, Outbox& outbox);
   void AnswerSeals(const absl::StatusOr<SealResult>& result, Outbox& outbox);
+  void AnswerCommits(const absl::StatusOr<StepPosition>& result, Outbox& outbox);
   void StartAttempt();
 
   StepDevice& device_;

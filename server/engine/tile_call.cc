@@ -18,12 +18,13 @@ absl::Status InvalidRows(const std::string& message) {
 }
 
 absl::Status CheckSize(absl::string_view name, const ByteSource& payload, int64_t rows, int64_t cols, DType dtype) {
-  const int64_t expected = rows * cols * SizeOf(dtype);
-  if (payload.size() == expected) return absl::OkStatus();
+  // By division: `rows` is whatever the client says, and the product may overflow.
+  const int64_t row_bytes = cols * SizeOf(dtype);
+  if (payload.size() / row_bytes == rows && payload.size() % row_bytes == 0) return absl::OkStatus();
   return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidShape,
-               absl::StrCat(name, " has ", payload.size(), " bytes; expected ", expected, " for [", rows, ", ", cols,
-                            "] ", Name(dtype)),
-               {{"got_bytes", absl::StrCat(payload.size())}, {"expected_bytes", absl::StrCat(expected)}});
+               absl::StrCat(name, " has ", payload.size(), " bytes; expected ", row_bytes, " for each row of [", rows,
+                            ", ", cols, "] ", Name(dtype)),
+               {{"got_bytes", absl::StrCat(payload.size())}, {"row_bytes", absl::StrCat(row_bytes)}});
 }
 
 }  // namespace
@@ -43,7 +44,6 @@ class TileCall::Job final : public TileJob {
   Job(std::shared_ptr<TileCall> call, const Tile& tile) : call_(std::move(call)), tile_(tile) {}
   void Start() override { call_->StartTile(tile_, done_); }
   void Finish() override { call_->FinishTile(tile_, done_.get()); }
-  void Abandon() override { call_->Fail(ShuttingDown()); }
 
  private:
   const std::shared_ptr<TileCall> call_;
@@ -89,13 +89,13 @@ absl::Status TileCall::CheckShard(int64_t row_offset, int64_t row_count, int64_t
   if (row_count < 1 || row_count > total) {
     return InvalidRows(absl::StrCat("a shard of ", row_count, " rows; expected 1 to the call's ", total));
   }
-  if (row_offset < 0 || row_offset > total || row_offset + skip != placed_rows_) {
+  if (row_offset < 0 || row_offset != placed_rows_ - skip) {
     return InvalidRows(absl::StrCat("a shard at row ", row_offset, "; expected row ", placed_rows_ - skip,
                                     ", since shards come in order without gap or overlap"));
   }
-  if (row_offset + row_count > total) {
-    return InvalidRows(absl::StrCat("a shard of rows ", row_offset, " to ", row_offset + row_count - 1,
-                                    "; the call has ", total, " rows"));
+  if (row_count > total - row_offset) {
+    return InvalidRows(absl::StrCat("a shard of ", row_count, " rows at row ", row_offset, "; the call has ", total,
+                                    " rows"));
   }
   SHARDMLP_RETURN_IF_ERROR(CheckSize("x", x, row_count, spec_.x_cols(), spec_.header.dtype));
   if (dy != nullptr) SHARDMLP_RETURN_IF_ERROR(CheckSize("dy", *dy, row_count, spec_.dy_cols(), spec_.header.dtype));
@@ -169,21 +169,22 @@ void TileCall::SubmitFilled() {
   filled_.dy_hash = XXH3_64bits_digest(hash_->xxh);
   filled_.complete = absl::Now();
   metrics_.ObserveStage(spec_.pass, Stage::kReceive, filled_.complete - filled_.first_row);
-  if (spec_.has_result()) {
-    absl::MutexLock lock(&mutex_);
-    if (finished_) return;
-    if (free_outputs_.empty()) {
-      waiting_.push_back(filled_);
-      return;
-    }
-    filled_.output = free_outputs_.back();
-    free_outputs_.pop_back();
-  }
-  Submit(filled_);
+  absl::MutexLock lock(&mutex_);
+  if (finished_) return;
+  waiting_.push_back(filled_);
+  SubmitReady();
 }
 
-void TileCall::Submit(const Tile& tile) {
-  host_.SubmitTile(spec_.header.session_id, std::make_unique<Job>(shared_from_this(), tile));
+void TileCall::SubmitReady() {
+  while (!waiting_.empty() && !(spec_.has_result() && free_outputs_.empty())) {
+    Tile tile = waiting_.front();
+    waiting_.pop_front();
+    if (spec_.has_result()) {
+      tile.output = free_outputs_.back();
+      free_outputs_.pop_back();
+    }
+    host_.SubmitTile(spec_.header.session_id, std::make_unique<Job>(shared_from_this(), tile));
+  }
 }
 
 absl::Status TileCall::End(int64_t row_count) {
@@ -289,7 +290,8 @@ void TileCall::Deliver(const Tile& tile) {
   }
   metrics_.AddRows(spec_.pass, tile.row_count);
   if (room) sink_.OnRoom();
-  if (tile.output >= 0) {
+  // OnRoom may have cancelled.
+  if (tile.output >= 0 && Closed().ok()) {
     const TileRows rows = RowsOf(tile);
     metrics_.AddPayloadBytes(0, rows.result.byte_count());
     sink_.OnResult({tile.row_begin, tile.row_count, rows.result.as<char>(), rows.result.byte_count(),
@@ -310,20 +312,11 @@ void TileCall::Deliver(const Tile& tile) {
 }
 
 void TileCall::ReleaseOutput(int output, absl::Time sent) {
-  Tile next;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (finished_) return;
-    if (waiting_.empty()) {
-      free_outputs_.push_back(output);
-    } else {
-      next = waiting_.front();
-      waiting_.erase(waiting_.begin());
-      next.output = output;
-    }
-  }
+  absl::MutexLock lock(&mutex_);
+  if (finished_) return;
   metrics_.ObserveStage(spec_.pass, Stage::kSend, absl::Now() - sent);
-  if (next.row_count > 0) Submit(next);
+  free_outputs_.push_back(output);
+  SubmitReady();
 }
 
 }  // namespace shardmlp

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -61,6 +62,7 @@ class CallHost {
   // Waits until the tile's result is in staging memory. On the device thread.
   virtual absl::Status FinishTile(const Event& done) = 0;
 
+  // Under the call's lock; must only enqueue.
   virtual void SubmitTile(int64_t session_id, std::unique_ptr<TileJob> job) = 0;
   // Where weights stand now.
   virtual int64_t weights_version() const = 0;
@@ -68,8 +70,9 @@ class CallHost {
   virtual void CallFinished(int64_t session_id) = 0;
 };
 
-// Locks `mutex_` for a few assignments at a time, and calls out with no lock held. After it is finished it touches the
-// host no more, so that results which are still being sent may outlive the engine.
+// Locks `mutex_` for a few assignments at a time, and calls out with no lock held, except that it submits its tiles under
+// it, so that they stay in order whichever threads give outputs back. After CallHost::CallFinished it touches the host no
+// more, so that results which are still being sent may outlive the engine.
 class TileCall final : public Call, public std::enable_shared_from_this<TileCall> {
  public:
   // `host`, `sink` and `metrics` must live until the call is finished.
@@ -96,10 +99,10 @@ class TileCall final : public Call, public std::enable_shared_from_this<TileCall
   bool TakeInput();
   // Copies rows of a shard into the tile that is being filled.
   void Fill(int64_t shard_row, int64_t rows, const ByteSource& x, const ByteSource* dy);
-  void HashDy(ConstMatrixView rows);
-  // Sends the full tile to the device, or keeps it until an output is free.
+  // Hands the full tile on.
   void SubmitFilled();
-  void Submit(const Tile& tile);
+  // Sends full tiles to the device for as long as outputs are free.
+  void SubmitReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // The job's two halves, on the device thread.
   void StartTile(Tile& tile, std::unique_ptr<Event>& done);
@@ -133,7 +136,7 @@ class TileCall final : public Call, public std::enable_shared_from_this<TileCall
   mutable absl::Mutex mutex_;
   std::vector<int> free_inputs_ ABSL_GUARDED_BY(mutex_);
   std::vector<int> free_outputs_ ABSL_GUARDED_BY(mutex_);
-  std::vector<Tile> waiting_ ABSL_GUARDED_BY(mutex_);  // full, for an output to be free; in order
+  std::deque<Tile> waiting_ ABSL_GUARDED_BY(mutex_);  // full, for an output to be free; in order
   bool wants_room_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;

@@ -14,45 +14,34 @@ absl::Status SystemError(absl::string_view what, absl::string_view path) {
   return absl::ErrnoToStatus(errno, absl::StrCat("cannot ", what, " ", path));
 }
 
+FileDescriptor::~FileDescriptor() {
+  if (number_ >= 0) close(number_);
+}
+
 absl::StatusOr<File> File::OpenForReading(std::string path, Reason corrupt) {
   // O_NONBLOCK: a FIFO under this name must not hang the server.
-  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor < 0) return SystemError("open", path);
-  File file(std::move(path), descriptor, corrupt);
+  FileDescriptor descriptor(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (descriptor.number() < 0) return SystemError("open", path);
   struct stat info;
-  if (fstat(descriptor, &info) != 0) return SystemError("examine", file.path_);
+  if (fstat(descriptor.number(), &info) != 0) return SystemError("examine", path);
   if (!S_ISREG(info.st_mode)) {
     return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
-                 absl::StrCat(file.path_, " is not a regular file"));
+                 absl::StrCat(path, " is not a regular file"));
   }
+  File file(std::move(path), std::move(descriptor), corrupt);
   file.size_ = info.st_size;
   return file;
 }
 
 absl::StatusOr<File> File::Create(std::string path) {
-  const int descriptor = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  if (descriptor < 0) return SystemError("create", path);
-  return File(std::move(path), descriptor, Reason::kUnspecified);
-}
-
-File& File::operator=(File&& other) noexcept {
-  if (this != &other) {
-    if (fd_ >= 0) close(fd_);
-    path_ = std::move(other.path_);
-    fd_ = std::exchange(other.fd_, -1);
-    size_ = other.size_;
-    corrupt_ = other.corrupt_;
-  }
-  return *this;
-}
-
-File::~File() {
-  if (fd_ >= 0) close(fd_);
+  FileDescriptor descriptor(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  if (descriptor.number() < 0) return SystemError("create", path);
+  return File(std::move(path), std::move(descriptor), Reason::kUnspecified);
 }
 
 absl::Status File::ReadAt(int64_t offset, absl::Span<char> out) const {
   while (!out.empty()) {
-    const ssize_t count = pread(fd_, out.data(), out.size(), offset);
+    const ssize_t count = pread(descriptor_.number(), out.data(), out.size(), offset);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) return SystemError("read", absl::StrCat(path_, " at byte ", offset));
     if (count == 0) {
@@ -67,7 +56,7 @@ absl::Status File::ReadAt(int64_t offset, absl::Span<char> out) const {
 
 absl::Status File::Append(absl::string_view bytes) {
   while (!bytes.empty()) {
-    const ssize_t count = write(fd_, bytes.data(), bytes.size());
+    const ssize_t count = write(descriptor_.number(), bytes.data(), bytes.size());
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) return SystemError("write", absl::StrCat(path_, " at byte ", size_));
     size_ += count;
@@ -76,7 +65,9 @@ absl::Status File::Append(absl::string_view bytes) {
   return absl::OkStatus();
 }
 
-absl::Status File::Sync() const { return fsync(fd_) == 0 ? absl::OkStatus() : SystemError("sync", path_); }
+absl::Status File::Sync() const {
+  return fsync(descriptor_.number()) == 0 ? absl::OkStatus() : SystemError("sync", path_);
+}
 
 absl::StatusOr<std::string> ReadTextFile(const std::string& path, int64_t max_bytes, Reason corrupt) {
   SHARDMLP_ASSIGN_OR_RETURN(const File file, File::OpenForReading(path, corrupt));
@@ -89,12 +80,15 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path, int64_t max_by
   return text;
 }
 
+absl::StatusOr<FileDescriptor> OpenFolder(const std::string& path) {
+  FileDescriptor descriptor(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (descriptor.number() < 0) return SystemError("open", path);
+  return descriptor;
+}
+
 absl::Status SyncFolder(const std::string& path) {
-  const int descriptor = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (descriptor < 0) return SystemError("open", path);
-  const absl::Status status = fsync(descriptor) == 0 ? absl::OkStatus() : SystemError("sync", path);
-  close(descriptor);
-  return status;
+  SHARDMLP_ASSIGN_OR_RETURN(const FileDescriptor folder, OpenFolder(path));
+  return fsync(folder.number()) == 0 ? absl::OkStatus() : SystemError("sync", path);
 }
 
 }  // namespace shardmlp

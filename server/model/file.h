@@ -13,8 +13,26 @@
 
 namespace shardmlp {
 
-// Move-only owner of an open file; the destructor closes it. Reads are thread-safe, writes are not. Every error names
-// the path and, where there is one, the offset.
+// Move-only owner of a file descriptor; the destructor closes it.
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int number) : number_(number) {}
+  FileDescriptor(FileDescriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
+    std::swap(number_, other.number_);
+    return *this;
+  }
+  ~FileDescriptor();
+
+  // Negative where there is none.
+  int number() const { return number_; }
+
+ private:
+  int number_ = -1;
+};
+
+// Move-only owner of an open file. Reads are thread-safe, writes are not. Every error names the path and, where there
+// is one, the offset.
 class File {
  public:
   // `corrupt` is the reason that a read past the end is reported under (DATA_LOSS). NOT_FOUND where there is no such
@@ -22,10 +40,6 @@ class File {
   static absl::StatusOr<File> OpenForReading(std::string path, Reason corrupt);
   // Fails where the file exists.
   static absl::StatusOr<File> Create(std::string path);
-
-  File(File&& other) noexcept { *this = std::move(other); }
-  File& operator=(File&& other) noexcept;
-  ~File();
 
   const std::string& path() const { return path_; }
   // Bytes, as it was when opened for reading, and those written since.
@@ -37,16 +51,20 @@ class File {
   absl::Status Sync() const;
 
  private:
-  File(std::string path, int descriptor, Reason corrupt) : path_(std::move(path)), fd_(descriptor), corrupt_(corrupt) {}
+  File(std::string path, FileDescriptor descriptor, Reason corrupt)
+      : path_(std::move(path)), descriptor_(std::move(descriptor)), corrupt_(corrupt) {}
 
   std::string path_;
-  int fd_ = -1;
+  FileDescriptor descriptor_;
   int64_t size_ = 0;
   Reason corrupt_ = Reason::kUnspecified;
 };
 
 // The whole of a file of at most `max_bytes`; a longer one is DATA_LOSS (`corrupt`).
 absl::StatusOr<std::string> ReadTextFile(const std::string& path, int64_t max_bytes, Reason corrupt);
+
+// The folder itself, opened.
+absl::StatusOr<FileDescriptor> OpenFolder(const std::string& path);
 
 // Makes creations, removals and renames in a folder durable.
 absl::Status SyncFolder(const std::string& path);

@@ -123,8 +123,7 @@ absl::StatusOr<SafetensorsEntries> ParseSafetensorsHeader(absl::string_view head
   return entries;
 }
 
-absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(std::string path, Reason corrupt) {
-  SHARDMLP_ASSIGN_OR_RETURN(File file, File::OpenForReading(std::move(path), corrupt));
+absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(File file, Reason corrupt) {
   uint64_t header_size = 0;
   SHARDMLP_RETURN_IF_ERROR(file.ReadAt(0, {reinterpret_cast<char*>(&header_size), sizeof(header_size)}));
   const int64_t room = std::min(kMaxHeaderBytes, file.size() - kPrefixBytes);

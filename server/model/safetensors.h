@@ -44,8 +44,8 @@ absl::StatusOr<SafetensorsEntries> ParseSafetensorsHeader(absl::string_view head
 // An open file whose header has been checked. Thread-safe.
 class SafetensorsFile {
  public:
-  // DATA_LOSS (`corrupt`) for a file that is torn.
-  static absl::StatusOr<SafetensorsFile> Open(std::string path, Reason corrupt);
+  // Reads the header of `file`. DATA_LOSS (`corrupt`) for a file that is torn.
+  static absl::StatusOr<SafetensorsFile> Open(File file, Reason corrupt);
 
   const std::string& path() const { return file_.path(); }
   const SafetensorsEntries& tensors() const { return tensors_; }

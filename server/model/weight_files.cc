@@ -69,13 +69,13 @@ absl::Status WeightFiles::ReadIndex(const std::string& path) {
 }
 
 absl::Status WeightFiles::OpenFile(const std::string& file_name) {
-  absl::StatusOr<SafetensorsFile> file =
-      SafetensorsFile::Open(absl::StrCat(folder_, "/", file_name), Reason::kModelCorrupt);
+  absl::StatusOr<File> file = File::OpenForReading(absl::StrCat(folder_, "/", file_name), Reason::kModelCorrupt);
   if (absl::IsNotFound(file.status())) {
     return Corrupt(absl::StrCat(folder_, "/", kIndexName, " lists ", file_name, ", which is missing"));
   }
   if (!file.ok()) return file.status();
-  open_files_.emplace(file_name, *std::move(file));
+  SHARDMLP_ASSIGN_OR_RETURN(SafetensorsFile tensors, SafetensorsFile::Open(*std::move(file), Reason::kModelCorrupt));
+  open_files_.emplace(file_name, std::move(tensors));
   return absl::OkStatus();
 }
 

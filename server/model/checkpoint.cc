@@ -1,0 +1,234 @@
+#include "server/model/checkpoint.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "kernels/status.h"
+#include "server/model/checkpoint_folder.h"
+#include "server/model/checksum.h"
+#include "server/model/file.h"
+#include "server/model/manifest.h"
+#include "server/model/safetensors.h"
+#include "server/model/safetensors_writer.h"
+
+namespace shardmlp {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kWeightsName[] = "weights.safetensors";
+constexpr char kOptimizerName[] = "optimizer.safetensors";
+constexpr char kManifestName[] = "manifest.json";
+constexpr int64_t kMaxManifestBytes = 100'000'000;
+
+absl::Status Corrupt(absl::string_view message) {
+  return Error(absl::StatusCode::kDataLoss, Reason::kCheckpointCorrupt, message);
+}
+
+bool IsFolder(const std::string& path) {
+  std::error_code error;
+  return fs::is_directory(path, error);
+}
+
+bool Exists(const std::string& path) {
+  std::error_code error;
+  return fs::exists(fs::symlink_status(path, error));
+}
+
+// Whether something other than a checkpoint has the name; it is not ours to replace.
+bool IsForeign(const std::string& path) {
+  return IsFolder(path) ? !Exists(absl::StrCat(path, "/", kManifestName)) : Exists(path);
+}
+
+// NOT_FOUND for a file that is missing becomes the loss that it is.
+absl::Status MissingIsLoss(const absl::Status& status, const std::string& path) {
+  return absl::IsNotFound(status) ? Corrupt(absl::StrCat(path, " is missing")) : status;
+}
+
+absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
+  const std::string path = absl::StrCat(folder, "/", kManifestName);
+  const absl::StatusOr<std::string> text = ReadTextFile(path, kMaxManifestBytes, Reason::kCheckpointCorrupt);
+  if (!text.ok()) return MissingIsLoss(text.status(), path);
+  return ParseManifest(*text, path);
+}
+
+int64_t ByteCount(const Manifest& manifest) {
+  int64_t byte_count = 0;
+  for (const auto& [name, sum] : manifest.files) byte_count += sum.size;
+  return byte_count;
+}
+
+// Opens a file of a checkpoint if it is, to the byte, the one that was written.
+absl::StatusOr<SafetensorsFile> OpenVerified(const Manifest& manifest, const std::string& folder,
+                                             const std::string& name) {
+  const std::string path = absl::StrCat(folder, "/", name);
+  const auto expected = manifest.files.find(name);
+  if (expected == manifest.files.end()) return Corrupt(absl::StrCat(folder, "/", kManifestName, " lacks ", name));
+  absl::StatusOr<File> file = File::OpenForReading(path, Reason::kCheckpointCorrupt);
+  if (!file.ok()) return MissingIsLoss(file.status(), path);
+  if (file->size() != expected->second.size) {
+    return Corrupt(absl::StrCat(path, " has ", file->size(), " bytes; ", expected->second.size, " were written"));
+  }
+  SHARDMLP_ASSIGN_OR_RETURN(const FileSum sum, SumOf(*file));
+  if (sum != expected->second) {
+    return Corrupt(absl::StrCat(path, " has the checksum ", ToHex(sum.xxh3_64), "; ", ToHex(expected->second.xxh3_64),
+                                " was written"));
+  }
+  return SafetensorsFile::Open(*std::move(file), Reason::kCheckpointCorrupt);
+}
+
+class VerifiedCheckpoint final : public Checkpoint {
+ public:
+  VerifiedCheckpoint(const Manifest& manifest, std::array<SafetensorsFile, 2> files)
+      : step_(manifest.step), files_(std::move(files)) {
+    for (const ManifestTensor& tensor : manifest.tensors) update_counts_.push_back(tensor.update_count);
+  }
+
+  int64_t step() const override { return step_; }
+  const std::vector<int64_t>& update_counts() const override { return update_counts_; }
+  bool Has(const std::string& tensor_name) const override {
+    return std::any_of(files_.begin(), files_.end(),
+                       [&](const SafetensorsFile& file) { return file.tensors().contains(tensor_name); });
+  }
+
+  absl::Status Read(const std::string& tensor_name, DType dtype, absl::Span<char> out) const override {
+    for (const SafetensorsFile& file : files_) {
+      const auto found = file.tensors().find(tensor_name);
+      if (found == file.tensors().end()) continue;
+      const SafetensorsEntry& entry = found->second;
+      if (entry.dtype != dtype || entry.byte_count != static_cast<int64_t>(out.size())) {
+        return Error(
+            absl::StatusCode::kFailedPrecondition, Reason::kCheckpointMismatch,
+            absl::StrCat(file.path(), ": tensor ", tensor_name, " is ", entry.dtype_name, " in ", entry.byte_count,
+                         " bytes; ", SafetensorsName(dtype), " in ", out.size(), " was expected"));
+      }
+      return file.Read(entry, 0, out);
+    }
+    return Error(absl::StatusCode::kFailedPrecondition, Reason::kCheckpointMismatch,
+                 absl::StrCat(files_[0].path(), " and ", files_[1].path(), " lack tensor ", tensor_name));
+  }
+
+ private:
+  int64_t step_;
+  std::vector<int64_t> update_counts_;
+  std::array<SafetensorsFile, 2> files_;  // weights, optimizer
+};
+
+// The weights must be the model's, tensor by tensor.
+absl::StatusOr<Manifest> ManifestOf(const CheckpointState& state, const ModelSpec& model) {
+  if (state.update_counts.size() != state.weights.size()) {
+    return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
+                 absl::StrCat(state.update_counts.size(), " update counts for ", state.weights.size(), " weights"));
+  }
+  const auto negative = [](int64_t count) { return count < 0; };
+  if (negative(state.step) || std::any_of(state.update_counts.begin(), state.update_counts.end(), negative)) {
+    return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument, "a step or update count is below 0");
+  }
+  Manifest manifest{.saved_unix_nanos = absl::GetCurrentTimeNanos(),
+                    .step = state.step,
+                    .model_type = model.model_type,
+                    .dtype = std::string(Name(model.dtype)),
+                    .files = {},
+                    .tensors = {}};
+  for (size_t i = 0; i < state.weights.size(); ++i) {
+    const CheckpointTensor& tensor = state.weights[i];
+    manifest.tensors.push_back({.name = tensor.name,
+                                .dtype = std::string(Name(tensor.dtype)),
+                                .shape = tensor.shape,
+                                .update_count = state.update_counts[i]});
+  }
+  SHARDMLP_RETURN_IF_ERROR(CheckModel(manifest, model, "checkpoint to be saved"));
+  return manifest;
+}
+
+// Writes the three files into `folder`, synced.
+absl::Status WriteFiles(const std::string& folder, const CheckpointState& state, Manifest& manifest) {
+  for (const auto& [name, tensors] : {std::pair(kWeightsName, &state.weights), {kOptimizerName, &state.optimizer}}) {
+    SHARDMLP_ASSIGN_OR_RETURN(manifest.files[name], WriteSafetensors(absl::StrCat(folder, "/", name), *tensors));
+  }
+  SHARDMLP_ASSIGN_OR_RETURN(File file, File::Create(absl::StrCat(folder, "/", kManifestName)));
+  SHARDMLP_RETURN_IF_ERROR(file.Append(ManifestText(manifest)));
+  return file.Sync();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(const std::string& path,
+                                                                       const ModelSpec& model) {
+  SHARDMLP_RETURN_IF_ERROR(MakeFolder(path));
+  const absl::StatusOr<FileDescriptor> lock = LockFolder(path);
+  if (lock.ok()) {
+    SHARDMLP_RETURN_IF_ERROR(Recover(path));
+  } else if (!absl::IsUnavailable(lock.status())) {
+    return lock.status();
+  }
+  return absl::WrapUnique(new CheckpointStore(path, model));
+}
+
+absl::StatusOr<CheckpointInfo> CheckpointStore::Save(const std::string& name, const CheckpointState& state) {
+  SHARDMLP_RETURN_IF_ERROR(CheckCheckpointName(name));
+  SHARDMLP_ASSIGN_OR_RETURN(Manifest manifest, ManifestOf(state, model_));
+  SHARDMLP_ASSIGN_OR_RETURN(const FileDescriptor lock, LockFolder(path_));
+  SHARDMLP_RETURN_IF_ERROR(Recover(path_));
+  if (const std::string target = absl::StrCat(path_, "/", name); IsForeign(target)) {
+    return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
+                 absl::StrCat(target, " is no checkpoint; it is not replaced"));
+  }
+  SHARDMLP_ASSIGN_OR_RETURN(const std::string saving, MakeSavingFolder(path_, name));
+  absl::Status status = WriteFiles(saving, state, manifest);
+  if (status.ok()) status = Publish(path_, name);
+  // What was replaced, or did not become one. What can't be removed now is removed by the next save.
+  Recover(path_).IgnoreError();
+  if (!status.ok()) return status;
+  return CheckpointInfo{.name = name, .step = manifest.step, .byte_count = ByteCount(manifest)};
+}
+
+absl::StatusOr<std::unique_ptr<Checkpoint>> CheckpointStore::Load(const std::string& name) const {
+  SHARDMLP_RETURN_IF_ERROR(CheckCheckpointName(name));
+  const std::string folder = absl::StrCat(path_, "/", name);
+  if (!IsFolder(folder)) {
+    return Error(absl::StatusCode::kNotFound, Reason::kUnknownCheckpoint,
+                 absl::StrCat("there is no checkpoint ", name, " in ", path_));
+  }
+  SHARDMLP_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(folder));
+  SHARDMLP_RETURN_IF_ERROR(CheckModel(manifest, model_, absl::StrCat(folder, "/", kManifestName)));
+  SHARDMLP_ASSIGN_OR_RETURN(SafetensorsFile weights, OpenVerified(manifest, folder, kWeightsName));
+  SHARDMLP_ASSIGN_OR_RETURN(SafetensorsFile optimizer, OpenVerified(manifest, folder, kOptimizerName));
+  return std::make_unique<VerifiedCheckpoint>(manifest,
+                                              std::array<SafetensorsFile, 2>{std::move(weights), std::move(optimizer)});
+}
+
+absl::StatusOr<std::vector<CheckpointInfo>> CheckpointStore::List() const {
+  std::vector<std::pair<int64_t, CheckpointInfo>> found;  // by time
+  std::error_code error;
+  for (fs::directory_iterator entry(path_, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename();
+    if (!CheckCheckpointName(name).ok()) continue;
+    const absl::StatusOr<Manifest> manifest = ReadManifest(entry->path());
+    if (!manifest.ok()) continue;
+    const bool whole = std::all_of(manifest->files.begin(), manifest->files.end(), [&](const auto& file) {
+      std::error_code no_size;
+      return fs::file_size(entry->path() / file.first, no_size) == static_cast<uintmax_t>(file.second.size);
+    });
+    if (!whole) continue;
+    found.emplace_back(manifest->saved_unix_nanos,
+                       CheckpointInfo{.name = name, .step = manifest->step, .byte_count = ByteCount(*manifest)});
+  }
+  if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot list ", path_));
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.first, a.second.name) < std::tie(b.first, b.second.name);
+  });
+  std::vector<CheckpointInfo> infos;
+  for (auto& [time, info] : found) infos.push_back(std::move(info));
+  return infos;
+}
+
+}  // namespace shardmlp

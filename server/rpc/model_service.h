@@ -1,0 +1,45 @@
+// The model, its tensors and checkpoints over gRPC. proto/shardmlp/v1/model.proto is the specification.
+#pragma once
+
+#include <cstdint>
+
+#include "server/metrics.h"
+#include "server/rpc/engine_slot.h"
+#include "server/rpc/message_limits.h"
+#include "shardmlp/v1/model.grpc.pb.h"
+
+namespace shardmlp {
+
+// Thread-safe. `engine` and `metrics` must outlive the gRPC server that the service is registered with.
+class ModelService final : public v1::Model::CallbackService {
+ public:
+  ModelService(const EngineSlot& engine, const MessageLimits& limits, Metrics& metrics);
+
+  grpc::ServerUnaryReactor* GetModel(grpc::CallbackServerContext* context, const v1::GetModelRequest* request,
+                                     v1::GetModelResponse* response) override;
+  grpc::ServerWriteReactor<v1::ReadTensorResponse>* ReadTensor(grpc::CallbackServerContext* context,
+                                                               const v1::ReadTensorRequest* request) override;
+  grpc::ServerUnaryReactor* SaveCheckpoint(grpc::CallbackServerContext* context,
+                                           const v1::SaveCheckpointRequest* request,
+                                           v1::SaveCheckpointResponse* response) override;
+  grpc::ServerUnaryReactor* RestoreCheckpoint(grpc::CallbackServerContext* context,
+                                              const v1::RestoreCheckpointRequest* request,
+                                              v1::RestoreCheckpointResponse* response) override;
+  grpc::ServerUnaryReactor* ListCheckpoints(grpc::CallbackServerContext* context,
+                                            const v1::ListCheckpointsRequest* request,
+                                            v1::ListCheckpointsResponse* response) override;
+
+ private:
+  RpcMetrics& Method(const char* name, RpcKind kind = RpcKind::kUnary);
+
+  const EngineSlot& engine_;
+  const MessageLimits limits_;
+  Metrics& metrics_;
+  RpcMetrics& get_model_;
+  RpcMetrics& read_tensor_;
+  RpcMetrics& save_checkpoint_;
+  RpcMetrics& restore_checkpoint_;
+  RpcMetrics& list_checkpoints_;
+};
+
+}  // namespace shardmlp

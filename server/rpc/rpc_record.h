@@ -1,0 +1,33 @@
+// One rpc as the metrics count it: started, and handled with a code, a reason and a duration.
+#pragma once
+
+#include <grpcpp/support/status.h>
+
+#include "absl/status/status.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "kernels/status.h"
+#include "proto/status_bridge.h"
+#include "server/metrics.h"
+
+namespace shardmlp {
+
+class RpcRecord {
+ public:
+  // Counts the start. Both must outlive the record.
+  RpcRecord(Metrics& metrics, RpcMetrics& method) : metrics_(&metrics), method_(&method) { method.Started(); }
+
+  // Counts the end, once, and gives `status` as gRPC has it.
+  grpc::Status End(const absl::Status& status) const {
+    method_->Handled(status.code(), absl::Now() - started_);
+    if (!status.ok()) metrics_->CountFailure(Name(ReasonOf(status)));
+    return ToGrpcStatus(status);
+  }
+
+ private:
+  Metrics* metrics_;
+  RpcMetrics* method_;
+  absl::Time started_ = absl::Now();
+};
+
+}  // namespace shardmlp

@@ -1,0 +1,62 @@
+// The open shard streams of a server, and the one thread that acts for them where neither gRPC's threads nor the device
+// thread may: after a wake-up by the engine, when a client stalls, and at shutdown.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <thread>
+#include <unordered_set>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+
+namespace shardmlp {
+
+class ShardStream;
+
+// Thread-safe. Calls a stream only while it holds no lock. Must outlive the gRPC server whose streams it keeps.
+class ShardStreams {
+ public:
+  // A stream that waits for its client for longer than `stall_timeout` is ended.
+  explicit ShardStreams(absl::Duration stall_timeout);
+  ~ShardStreams();
+  ShardStreams(const ShardStreams&) = delete;
+  ShardStreams& operator=(const ShardStreams&) = delete;
+
+  absl::Duration stall_timeout() const { return stall_timeout_; }
+
+  // Keeps `stream` until Remove.
+  void Add(std::shared_ptr<ShardStream> stream);
+  void Remove(const std::shared_ptr<ShardStream>& stream);
+  // Has the thread call stream->Drive() soon. Does not block.
+  void Wake(std::shared_ptr<ShardStream> stream);
+  // Ends every stream, and those that come later, with `status`.
+  void EndAll(const absl::Status& status);
+  // Waits until no stream is left.
+  bool AwaitNone(absl::Time deadline);
+  // Waits until gRPC has given back all result memory, once no stream is left. False where some is out at `deadline`.
+  bool AwaitLoans(absl::Time deadline);
+
+  // Kept with each piece of result memory that gRPC is given. gRPC may hold one for longer than its stream lives.
+  std::shared_ptr<void> loan() const { return loan_; }
+
+ private:
+  void Run();
+
+  const absl::Duration stall_timeout_;
+  const absl::Duration check_interval_;
+  const std::shared_ptr<absl::Notification> loans_returned_ = std::make_shared<absl::Notification>();
+  std::shared_ptr<void> loan_;  // notifies when the last copy goes
+  absl::Mutex mutex_;
+  std::unordered_set<std::shared_ptr<ShardStream>> streams_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<ShardStream>> woken_ ABSL_GUARDED_BY(mutex_);
+  std::optional<absl::Status> ending_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;  // last: it uses all of the above
+};
+
+}  // namespace shardmlp
