@@ -42,7 +42,7 @@ absl::Status Unconnected(const std::string& path) {
   return absl::UnavailableError(absl::StrCat("connecting to unix:", path, ": ", std::strerror(errno)));
 }
 
-absl::StatusOr<Descriptor> ConnectUnixSocket(const std::string& path) {
+absl::StatusOr<SocketDescriptor> ConnectUnixSocket(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
@@ -51,7 +51,7 @@ absl::StatusOr<Descriptor> ConnectUnixSocket(const std::string& path) {
                               path.size(), ": ", path));
   }
   std::copy(path.begin(), path.end(), address.sun_path);
-  Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  SocketDescriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (socket.get() < 0) return Unconnected(path);
   if (connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     return Unconnected(path);
@@ -63,12 +63,12 @@ absl::StatusOr<std::shared_ptr<Connection>> Open(const std::string& target, cons
   absl::string_view path = target;
   if (!absl::ConsumePrefix(&path, "unix:")) {
     return std::make_shared<Connection>(
-        grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), Arguments(options)), Descriptor());
+        grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), Arguments(options)), SocketDescriptor());
   }
   // "unix:/path" and "unix:///path" are the same.
   absl::ConsumePrefix(&path, "//");
-  SHARDMLP_ASSIGN_OR_RETURN(Descriptor socket, ConnectUnixSocket(std::string(path)));
-  Descriptor ours(fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
+  SHARDMLP_ASSIGN_OR_RETURN(SocketDescriptor socket, ConnectUnixSocket(std::string(path)));
+  SocketDescriptor ours(fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
   if (ours.get() < 0) return Unconnected(std::string(path));
   return std::make_shared<Connection>(
       grpc::CreateCustomInsecureChannelFromFd("localhost", socket.Release(), Arguments(options)), std::move(ours));
@@ -76,20 +76,20 @@ absl::StatusOr<std::shared_ptr<Connection>> Open(const std::string& target, cons
 
 }  // namespace
 
-Descriptor::Descriptor(Descriptor&& other) noexcept : fd_(other.Release()) {}
+SocketDescriptor::SocketDescriptor(SocketDescriptor&& other) noexcept : fd_(other.Release()) {}
 
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+SocketDescriptor& SocketDescriptor::operator=(SocketDescriptor&& other) noexcept {
   std::swap(fd_, other.fd_);
   return *this;
 }
 
-Descriptor::~Descriptor() {
+SocketDescriptor::~SocketDescriptor() {
   if (fd_ >= 0) close(fd_);
 }
 
-int Descriptor::Release() { return std::exchange(fd_, -1); }
+int SocketDescriptor::Release() { return std::exchange(fd_, -1); }
 
-Connection::Connection(std::shared_ptr<grpc::Channel> channel, Descriptor socket)
+Connection::Connection(std::shared_ptr<grpc::Channel> channel, SocketDescriptor socket)
     : socket_(std::move(socket)),
       stubs_(v1::Training::NewStub(channel), v1::Model::NewStub(channel),
              std::make_unique<grpc::GenericStub>(channel)) {}

@@ -21,12 +21,12 @@
 namespace shardmlp {
 
 // Owns a socket's descriptor, or none (-1).
-class Descriptor {
+class SocketDescriptor {
  public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept;
-  Descriptor& operator=(Descriptor&& other) noexcept;
-  ~Descriptor();
+  explicit SocketDescriptor(int fd = -1) : fd_(fd) {}
+  SocketDescriptor(SocketDescriptor&& other) noexcept;
+  SocketDescriptor& operator=(SocketDescriptor&& other) noexcept;
+  ~SocketDescriptor();
   int get() const { return fd_; }
   // Gives it up.
   int Release();
@@ -39,7 +39,7 @@ class Descriptor {
 class Connection {
  public:
   // `socket`: the connected socket that `channel` runs over, where the channel was made from one.
-  Connection(std::shared_ptr<grpc::Channel> channel, Descriptor socket);
+  Connection(std::shared_ptr<grpc::Channel> channel, SocketDescriptor socket);
 
   // Stub: v1::Training::Stub, v1::Model::Stub or grpc::GenericStub.
   template <typename Stub>
@@ -53,7 +53,7 @@ class Connection {
   void Break();
 
  private:
-  Descriptor socket_;
+  SocketDescriptor socket_;
   std::tuple<std::unique_ptr<v1::Training::Stub>, std::unique_ptr<v1::Model::Stub>, std::unique_ptr<grpc::GenericStub>>
       stubs_;
 };

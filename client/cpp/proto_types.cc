@@ -51,16 +51,6 @@ ClientMemoryPlan FromProto(const v1::MemoryPlan& memory) {
 
 }  // namespace
 
-v1::DType ToProto(DType dtype) {
-  switch (dtype) {
-    case DType::kF32: return v1::DTYPE_F32;
-    case DType::kBF16: return v1::DTYPE_BF16;
-    case DType::kF16: return v1::DTYPE_F16;
-    case DType::kF64: return v1::DTYPE_F64;
-  }
-  return v1::DTYPE_UNSPECIFIED;
-}
-
 v1::CommitStepRequest ToProto(const CommitOptions& options) {
   v1::CommitStepRequest request;
   request.set_gradient_scale(options.gradient_scale);
@@ -70,18 +60,6 @@ v1::CommitStepRequest ToProto(const CommitOptions& options) {
     std::visit(OptimizerWriter{to}, group.hyperparameters);
   }
   return request;
-}
-
-absl::StatusOr<DType> FromProto(v1::DType dtype) {
-  switch (dtype) {
-    case v1::DTYPE_F32: return DType::kF32;
-    case v1::DTYPE_BF16: return DType::kBF16;
-    case v1::DTYPE_F16: return DType::kF16;
-    case v1::DTYPE_F64: return DType::kF64;
-    default: break;
-  }
-  return Error(absl::StatusCode::kInternal, Reason::kInvalidDType,
-               absl::StrCat("the server names element type ", static_cast<int>(dtype), ", which this client lacks"));
 }
 
 ClientPosition FromProto(const v1::StepPosition& position) {

@@ -5,17 +5,15 @@
 #include "client/cpp/served_model.h"
 #include "client/cpp/session.h"
 #include "kernels/matrix.h"
+#include "proto/dtype.h"
 #include "shardmlp/v1/compute.pb.h"
 #include "shardmlp/v1/model.pb.h"
 #include "shardmlp/v1/training.pb.h"
 
 namespace shardmlp {
 
-v1::DType ToProto(DType dtype);
 v1::CommitStepRequest ToProto(const CommitOptions& options);
 
-// INTERNAL for an element type that this client doesn't know.
-absl::StatusOr<DType> FromProto(v1::DType dtype);
 ClientPosition FromProto(const v1::StepPosition& position);
 ClientCheckpoint FromProto(const v1::CheckpointInfo& checkpoint);
 // INTERNAL also for limits that nothing can be sent within.

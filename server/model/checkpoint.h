@@ -34,8 +34,8 @@ struct CheckpointTensor {
 
 struct CheckpointState {
   int64_t step = 0;
-  std::vector<int64_t> update_counts;      // optimizer updates a tensor has had, in ModelSpec::tensors' order
-  std::vector<CheckpointTensor> weights;   // ModelSpec::tensors' order
+  std::vector<int64_t> update_counts;     // optimizer updates a tensor has had, in ModelSpec::tensors' order
+  std::vector<CheckpointTensor> weights;  // ModelSpec::tensors' order
   std::vector<CheckpointTensor> optimizer;
 };
 
