@@ -4,11 +4,13 @@
 #include <filesystem>
 #include <map>
 #include <set>
+#include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "kernels/status.h"
 #include "server/model/convert.h"
 #include "server/model/file.h"
@@ -67,19 +69,25 @@ absl::StatusOr<WeightFiles::Tensor> FindChecked(const TensorSpec& spec, WeightFi
   return tensor;
 }
 
-// The tensor of a served MLP that the family does not have: a bias, a scale, an adapter. Leaving it out would not be
+// Whether `name` lies within one of `modules`: "model.layers.0.mlp.gate_proj.bias" does in "model.layers.0.mlp".
+bool IsWithin(absl::string_view name, const std::set<absl::string_view>& modules) {
+  for (size_t dot = name.find('.'); dot != absl::string_view::npos; dot = name.find('.', dot + 1)) {
+    if (modules.contains(name.substr(0, dot))) return true;
+  }
+  return false;
+}
+
+// A served MLP may have no tensor that its family lacks: a bias, a scale, an adapter. Leaving it out would not be
 // exact.
 absl::Status CheckNothingElse(const ModelSpec& spec, const WeightFiles& files) {
   std::set<absl::string_view> expected;
   for (const TensorSpec& tensor : spec.tensors) expected.insert(tensor.name);
-  const auto check = [&](const std::string& name, absl::string_view where) {
-    if (expected.contains(name)) return absl::OkStatus();
-    for (const LayerSpec& layer : spec.layers) {
-      if (!absl::StartsWith(name, absl::StrCat(layer.module, "."))) continue;
-      return Unsupported(
-          absl::StrCat(where, ": tensor ", name, " is not part of a ", spec.model_type, " MLP with this config.json"));
-    }
-    return absl::OkStatus();
+  std::set<absl::string_view> modules;
+  for (const LayerSpec& layer : spec.layers) modules.insert(layer.module);
+  const auto check = [&](const std::string& name, absl::string_view file_name) {
+    if (expected.contains(name) || !IsWithin(name, modules)) return absl::OkStatus();
+    return Unsupported(absl::StrCat(file_name, ": tensor ", Describe(name), " is not part of a ", spec.model_type,
+                                    " MLP with this config.json"));
   };
   for (const auto& [name, file_name] : files.file_names()) SHARDMLP_RETURN_IF_ERROR(check(name, file_name));
   for (const auto& [file_name, file] : files.open_files()) {
@@ -122,8 +130,8 @@ class SafetensorsFolder final : public ModelFolder {
     }
     const auto& [file, entry] = found->second;
     // A bias is one row.
-    int64_t file_rows = spec.shape.size() == 1 ? 1 : spec.shape[0];
-    int64_t file_cols = spec.shape.back();
+    const int64_t file_rows = spec.shape.size() == 1 ? 1 : spec.shape[0];
+    const int64_t file_cols = spec.shape.back();
     if (to.rows != (spec.transposed ? file_cols : file_rows) || to.cols != (spec.transposed ? file_rows : file_cols)) {
       return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidShape,
                    absl::StrCat("tensor ", spec.name, " is ", ShapeName(spec.shape), " in the file",
