@@ -23,7 +23,7 @@ namespace shardmlp {
 namespace {
 
 constexpr int64_t kMaxConfigBytes = 16 << 20;
-constexpr int64_t kChunkBytes = 1 << 20;
+constexpr int64_t kChunkBytes = 4 << 20;
 
 absl::Status Corrupt(absl::string_view message) {
   return Error(absl::StatusCode::kDataLoss, Reason::kModelCorrupt, message);
@@ -96,22 +96,12 @@ absl::Status CheckNothingElse(const ModelSpec& spec, const WeightFiles& files) {
   return absl::OkStatus();
 }
 
-// Copies `rows` of a file, [rows, cols] in `dtype` at `bytes`, to the same rows of `to`.
-void CopyRows(const char* bytes, DType dtype, int64_t first_row, int64_t rows, MatrixView to) {
+// A file's rows from `first_row` on, `rows` of them at `bytes` in `dtype`, to their place in `to`.
+void PlaceRows(const char* bytes, DType dtype, int64_t first_row, int64_t rows, bool transposed, MatrixView to) {
+  if (transposed) return ConvertTransposed(bytes, dtype, to.Cols(first_row, rows));
+  const MatrixView part = to.Rows(first_row, rows);
   for (int64_t row = 0; row < rows; ++row) {
-    ConvertElements(bytes + row * to.cols * SizeOf(dtype), dtype, to.Rows(first_row + row, 1).data, to.dtype, to.cols);
-  }
-}
-
-// Copies `rows` of a file, [rows, cols] in `dtype` at `bytes`, to columns [first_row, first_row + rows) of `to`.
-void CopyRowsToColumns(const char* bytes, DType dtype, int64_t first_row, int64_t rows, MatrixView to) {
-  const int64_t file_cols = to.rows;
-  std::vector<char> column(rows * SizeOf(dtype));
-  for (int64_t col = 0; col < file_cols; ++col) {
-    for (int64_t row = 0; row < rows; ++row) {
-      std::copy_n(bytes + (row * file_cols + col) * SizeOf(dtype), SizeOf(dtype), &column[row * SizeOf(dtype)]);
-    }
-    ConvertElements(column.data(), dtype, to.Rows(col, 1).Cols(first_row, rows).data, to.dtype, rows);
+    ConvertElements(bytes + row * part.cols * SizeOf(dtype), dtype, part.Rows(row, 1).data, part.dtype, part.cols);
   }
 }
 
@@ -144,7 +134,7 @@ class SafetensorsFolder final : public ModelFolder {
     for (int64_t row = 0; row < file_rows; row += chunk_rows) {
       const int64_t rows = std::min(chunk_rows, file_rows - row);
       SHARDMLP_RETURN_IF_ERROR(file->Read(*entry, row * row_bytes, absl::MakeSpan(chunk).first(rows * row_bytes)));
-      (spec.transposed ? CopyRowsToColumns : CopyRows)(chunk.data(), dtype, row, rows, to);
+      PlaceRows(chunk.data(), dtype, row, rows, spec.transposed, to);
     }
     return absl::OkStatus();
   }

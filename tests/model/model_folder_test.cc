@@ -205,10 +205,10 @@ TEST_F(ModelFolderTest, RefusesToReadIntoAnotherShape) {
                     absl::StatusCode::kInvalidArgument, Reason::kUnknownTensor, {"other"}));
 }
 
-// Weights of more than one chunk (1 MiB), straight and transposed, into rows that have room between them.
+// Weights of more than one chunk (4 MiB), straight and transposed, into rows that have room between them.
 TEST_F(ModelFolderTest, LargeTensorsKeepTheirOrder) {
-  constexpr int64_t kHidden = 700;
-  constexpr int64_t kInner = 1100;
+  constexpr int64_t kHidden = 1000;
+  constexpr int64_t kInner = 2203;
   const auto counting_up = [](absl::Span<char> out) {
     for (size_t i = 0; i < out.size() / sizeof(float); ++i) {
       const float value = static_cast<float>(i);
