@@ -23,7 +23,8 @@ absl::StatusOr<DType> FromProto(v1::DType dtype) {
     case v1::DTYPE_F64: return DType::kF64;
     default:
       return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidDType,
-                   absl::StrCat("dtype ", static_cast<int>(dtype), "; expected F32, BF16, F16 or F64"));
+                   absl::StrCat("dtype is ", static_cast<int>(dtype), ", expected DTYPE_F32, BF16, F16 or F64"),
+                   {{"dtype", absl::StrCat(static_cast<int>(dtype))}});
   }
 }
 
