@@ -1,7 +1,9 @@
 #include "client/cpp/client.h"
 
+#include <limits>
 #include <utility>
 
+#include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "client/cpp/connection.h"
 #include "client/cpp/proto_types.h"
@@ -55,6 +57,8 @@ absl::StatusOr<std::unique_ptr<Session>> Client::OpenSession(const SessionOption
   request.set_role(options.role == ClientRole::kTrain ? v1::SESSION_ROLE_TRAIN : v1::SESSION_ROLE_READ);
   request.set_trainer_count(options.trainer_count);
   request.set_trainer_rank(options.trainer_rank);
+  absl::BitGen random;
+  request.set_opening_id(absl::Uniform<int64_t>(random, 1, std::numeric_limits<int64_t>::max()));
   SHARDMLP_ASSIGN_OR_RETURN(
       const v1::OpenSessionResponse response,
       CallWithRetries(*connections_, connections_->options().retry, "OpenSession", &v1::Training::Stub::OpenSession,

@@ -19,7 +19,7 @@ struct ClientOptions {
   absl::Duration stall_timeout = absl::Seconds(120);
   absl::Duration seal_timeout = absl::Minutes(10);  // SealStep, CommitStep and DiscardStep; above the server's own
   absl::Duration checkpoint_timeout = absl::Minutes(30);
-  RetryOptions retry;
+  RetryOptions retry = {};
 };
 
 }  // namespace shardmlp

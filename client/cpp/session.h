@@ -51,7 +51,7 @@ struct ClientParameterGroup {
 };
 
 struct CommitOptions {
-  std::vector<ClientParameterGroup> groups;
+  std::vector<ClientParameterGroup> groups = {};
   double gradient_scale = 1;  // clip factor / (loss scale * averaged trainers)
 };
 

@@ -23,7 +23,7 @@
 namespace shardmlp {
 
 struct EngineLimits {
-  int64_t tile_row_count = 0;  // of the largest layer
+  int64_t tile_row_count = 0;
   int64_t max_call_count = 0;
 };
 

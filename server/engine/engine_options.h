@@ -9,7 +9,7 @@ namespace shardmlp {
 
 struct EngineOptions {
   bool frozen = false;          // input gradients alone; no gradient or optimizer memory
-  int64_t workspace_bytes = 0;  // bounds the tile; 0: what a tile of kDefaultTileRows rows needs
+  int64_t workspace_bytes = 0;  // bounds the tiles in flight; 0: what kDefaultTileRows rows need
   int64_t max_call_count = 8;   // open at once; each has staging of its own
   int64_t max_session_count = 256;
   absl::Duration lease = absl::Seconds(30);        // a session's life without a sign of it

@@ -8,21 +8,18 @@
 
 namespace shardmlp {
 
-int64_t LaneBytes(const MlpConfig& mlp, int64_t rows) {
-  const int64_t widest = std::max(mlp.hidden_size, mlp.output_size);
-  return kLaneDepth * rows * (mlp.hidden_size + mlp.output_size + widest) * SizeOf(WidestWireDType(mlp.dtype));
+LaneSize::LaneSize(const std::vector<LayerSpec>& layers, int64_t rows) {
+  for (const LayerSpec& layer : layers) {
+    const int64_t size = rows * SizeOf(WidestWireDType(layer.mlp.dtype));
+    x_bytes = std::max(x_bytes, layer.mlp.hidden_size * size);
+    dy_bytes = std::max(dy_bytes, layer.mlp.output_size * size);
+  }
+  output_bytes = std::max(x_bytes, dy_bytes);
 }
 
 LanePool::LanePool(std::shared_ptr<Backend> backend, const std::vector<LayerSpec>& layers, int64_t tile_rows,
                    int64_t max_lanes)
-    : backend_(std::move(backend)), max_lanes_(max_lanes) {
-  for (const LayerSpec& layer : layers) {
-    const int64_t size = tile_rows * SizeOf(WidestWireDType(layer.mlp.dtype));
-    x_bytes_ = std::max(x_bytes_, layer.mlp.hidden_size * size);
-    dy_bytes_ = std::max(dy_bytes_, layer.mlp.output_size * size);
-  }
-  output_bytes_ = std::max(x_bytes_, dy_bytes_);
-}
+    : backend_(std::move(backend)), size_(layers, tile_rows), max_lanes_(max_lanes) {}
 
 absl::StatusOr<std::shared_ptr<Lane>> LanePool::Acquire() {
   std::unique_ptr<Lane> lane;
@@ -59,11 +56,11 @@ int64_t LanePool::lanes_in_use() const {
 absl::StatusOr<std::unique_ptr<Lane>> LanePool::Make() const {
   auto lane = std::make_unique<Lane>();
   for (Lane::Input& input : lane->inputs) {
-    SHARDMLP_ASSIGN_OR_RETURN(input.x, backend_->Allocate(Memory::kStaging, x_bytes_));
-    SHARDMLP_ASSIGN_OR_RETURN(input.dy, backend_->Allocate(Memory::kStaging, dy_bytes_));
+    SHARDMLP_ASSIGN_OR_RETURN(input.x, backend_->Allocate(Memory::kStaging, size_.x_bytes));
+    SHARDMLP_ASSIGN_OR_RETURN(input.dy, backend_->Allocate(Memory::kStaging, size_.dy_bytes));
   }
   for (Buffer& output : lane->outputs) {
-    SHARDMLP_ASSIGN_OR_RETURN(output, backend_->Allocate(Memory::kStaging, output_bytes_));
+    SHARDMLP_ASSIGN_OR_RETURN(output, backend_->Allocate(Memory::kStaging, size_.output_bytes));
   }
   return lane;
 }

@@ -26,8 +26,15 @@ struct Lane {
   std::array<Buffer, kLaneDepth> outputs;  // [tile rows, max(H, O)]
 };
 
-// Bytes of a lane for tiles of `rows` rows of a `mlp` layer, in the widest dtype on the wire.
-int64_t LaneBytes(const MlpConfig& mlp, int64_t rows);
+// The buffers of a lane for tiles of up to `rows` rows of any of `layers`, in the widest dtype on the wire.
+struct LaneSize {
+  LaneSize(const std::vector<LayerSpec>& layers, int64_t rows);
+  int64_t bytes() const { return kLaneDepth * (x_bytes + dy_bytes + output_bytes); }
+
+  int64_t x_bytes = 0;
+  int64_t dy_bytes = 0;
+  int64_t output_bytes = 0;
+};
 
 // Thread-safe. Keeps the backend alive, since a lane may be given back after the engine is gone.
 class LanePool : public std::enable_shared_from_this<LanePool> {
@@ -44,9 +51,7 @@ class LanePool : public std::enable_shared_from_this<LanePool> {
   void Release(std::unique_ptr<Lane> lane);
 
   const std::shared_ptr<Backend> backend_;
-  int64_t x_bytes_ = 0;
-  int64_t dy_bytes_ = 0;
-  int64_t output_bytes_ = 0;
+  const LaneSize size_;
   const int64_t max_lanes_;
   mutable absl::Mutex mutex_;
   int64_t in_use_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -1,7 +1,5 @@
 #include "server/engine/memory_plan.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_format.h"
 #include "kernels/status.h"
 #include "server/engine/lane.h"
@@ -31,12 +29,13 @@ std::string MemoryPlan::ToString() const {
 
 DType WidestWireDType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
-absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& model, const EngineOptions& options) {
+int TilesInFlight(const DeviceInfo& device) { return device.unified_memory ? 1 : kLaneDepth; }
+
+absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& model, const EngineOptions& options, const DeviceInfo& device) {
   MemoryPlan plan;
   const int64_t size = SizeOf(model.dtype);
   const int64_t accumulator_size = SizeOf(AccumulatorOf(model.dtype));
   const bool own_masters = model.dtype != AccumulatorOf(model.dtype);
-  int64_t smallest_tile = INT64_MAX;
   for (const LayerSpec& layer : model.layers) {
     const int64_t parameters = layer.mlp.parameter_count();
     plan.weights_bytes += parameters * size;
@@ -45,23 +44,19 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& model, const EngineOption
       plan.master_weights_bytes += own_masters ? parameters * accumulator_size : 0;
       plan.optimizer_bytes += 2 * parameters * accumulator_size;
     }
-    const int64_t rows =
-        options.workspace_bytes == 0 ? kDefaultTileRows : TileBuffers::Rows(layer.mlp, options.workspace_bytes);
-    if (rows == 0) {
-      return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
-                   absl::StrFormat("a workspace of %d bytes holds no tile: layer %d needs %d bytes a row",
-                                   options.workspace_bytes, layer.layer, TileBuffers::Bytes(layer.mlp, 1)));
-    }
-    smallest_tile = std::min(smallest_tile, rows);
   }
   // One tile size for all layers keeps lanes and limits simple; layers of one model hardly differ.
-  plan.tile_row_count = smallest_tile;
-  int64_t lane_bytes = 0;
-  for (const LayerSpec& layer : model.layers) {
-    plan.workspace_bytes = std::max(plan.workspace_bytes, TileBuffers::Bytes(layer.mlp, smallest_tile));
-    lane_bytes = std::max(lane_bytes, LaneBytes(layer.mlp, smallest_tile));
+  const int tiles = TilesInFlight(device);
+  plan.tile_row_count = options.workspace_bytes == 0
+                            ? kDefaultTileRows
+                            : TileBuffers::Rows(model.layers, options.workspace_bytes / tiles);
+  if (plan.tile_row_count == 0) {
+    return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
+                 absl::StrFormat("a workspace of %d bytes holds no tile: one row takes %d bytes",
+                                 options.workspace_bytes, tiles * TileBuffers::Bytes(model.layers, 1)));
   }
-  plan.staging_bytes = options.max_call_count * lane_bytes;
+  plan.workspace_bytes = tiles * TileBuffers::Bytes(model.layers, plan.tile_row_count);
+  plan.staging_bytes = options.max_call_count * LaneSize(model.layers, plan.tile_row_count).bytes();
   return plan;
 }
 

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/backend.h"
 #include "server/engine/engine_options.h"
 #include "server/model/model_spec.h"
 
@@ -18,7 +19,7 @@ struct MemoryPlan {
   int64_t optimizer_bytes = 0;
   int64_t workspace_bytes = 0;
   int64_t staging_bytes = 0;   // host memory; taken as calls need it
-  int64_t tile_row_count = 0;  // of the largest layer
+  int64_t tile_row_count = 0;
 
   int64_t device_bytes() const {
     return weights_bytes + gradients_bytes + master_weights_bytes + optimizer_bytes + workspace_bytes;
@@ -28,8 +29,11 @@ struct MemoryPlan {
   std::string ToString() const;
 };
 
+// Tiles that are worked on at once: one is copied in while another is computed, where that takes copying.
+int TilesInFlight(const DeviceInfo& device);
+
 // INVALID_ARGUMENT where the workspace holds no tile of one row.
-absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& model, const EngineOptions& options);
+absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& model, const EngineOptions& options, const DeviceInfo& device);
 
 // RESOURCE_EXHAUSTED (OUT_OF_MEMORY), with the plan, where it takes more than `available_bytes`.
 absl::Status CheckFits(const MemoryPlan& plan, int64_t available_bytes);

@@ -27,7 +27,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
     return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidDType,
                  absl::StrCat(backend->device().name, " does not compute in ", Name(folder.spec().dtype)));
   }
-  SHARDMLP_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(folder.spec(), options));
+  SHARDMLP_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(folder.spec(), options, backend->device()));
   SHARDMLP_RETURN_IF_ERROR(CheckFits(plan, backend->device().memory_bytes));
   auto engine = std::make_unique<ServingEngine>(options, folder.spec(), plan, std::move(backend), std::move(replicas),
                                                 std::move(checkpoints), metrics);
@@ -51,7 +51,7 @@ ServingEngine::ServingEngine(const EngineOptions& options, const ModelSpec& mode
 ServingEngine::~ServingEngine() { Shutdown(); }
 
 absl::Status ServingEngine::Start(const ModelFolder& folder) {
-  const int depth = backend_->device().unified_memory ? 1 : kLaneDepth;
+  const int depth = TilesInFlight(backend_->device());
   lanes_ = std::make_shared<LanePool>(backend_, model_.layers, plan_.tile_row_count, options_.max_call_count);
   SHARDMLP_ASSIGN_OR_RETURN(parameters_, Parameters::Create(*backend_, model_, options_.frozen, folder));
   SHARDMLP_ASSIGN_OR_RETURN(

@@ -16,26 +16,19 @@ namespace shardmlp {
 // Contents mean nothing between tiles. For the device thread.
 class TileBuffers {
  public:
-  // Bytes for tiles of `rows` rows of a `mlp` layer.
-  static int64_t Bytes(const MlpConfig& mlp, int64_t rows) {
-    return MlpWorkspace::Bytes(mlp, rows) + RowBytes(mlp) * rows;
+  // Bytes for tiles of up to `rows` rows of any of `layers`.
+  static int64_t Bytes(const std::vector<LayerSpec>& layers, int64_t rows) {
+    return WorkspaceBytes(layers, rows) + RowsBytes(layers, rows);
   }
   // Most rows that `bytes` hold, rounded down to a multiple of 64 where that leaves any.
-  static int64_t Rows(const MlpConfig& mlp, int64_t bytes) {
-    const int64_t rows = bytes / Bytes(mlp, 1);
+  static int64_t Rows(const std::vector<LayerSpec>& layers, int64_t bytes) {
+    const int64_t rows = bytes / Bytes(layers, 1);
     return rows > 64 ? rows / 64 * 64 : rows;
   }
-  // For tiles of up to `rows` rows of any of `layers`.
   static absl::StatusOr<TileBuffers> Allocate(Backend& backend, const std::vector<LayerSpec>& layers, int64_t rows) {
-    int64_t workspace_bytes = 0;
-    int64_t row_bytes = 0;
-    for (const LayerSpec& layer : layers) {
-      workspace_bytes = std::max(workspace_bytes, MlpWorkspace::Bytes(layer.mlp, rows));
-      row_bytes = std::max(row_bytes, RowBytes(layer.mlp) * rows);
-    }
     TileBuffers buffers;
-    SHARDMLP_ASSIGN_OR_RETURN(buffers.workspace, MlpWorkspace::Allocate(backend, workspace_bytes));
-    SHARDMLP_ASSIGN_OR_RETURN(buffers.rows_, backend.Allocate(Memory::kDevice, row_bytes));
+    SHARDMLP_ASSIGN_OR_RETURN(buffers.workspace, MlpWorkspace::Allocate(backend, WorkspaceBytes(layers, rows)));
+    SHARDMLP_ASSIGN_OR_RETURN(buffers.rows_, backend.Allocate(Memory::kDevice, RowsBytes(layers, rows)));
     return buffers;
   }
 
@@ -51,9 +44,19 @@ class TileBuffers {
   MlpWorkspace workspace;
 
  private:
-  static int64_t RowBytes(const MlpConfig& mlp) {
-    const int64_t widest = std::max(mlp.hidden_size, mlp.output_size);
-    return (mlp.hidden_size + mlp.output_size + widest) * SizeOf(mlp.dtype);
+  static int64_t WorkspaceBytes(const std::vector<LayerSpec>& layers, int64_t rows) {
+    int64_t bytes = 0;
+    for (const LayerSpec& layer : layers) bytes = std::max(bytes, MlpWorkspace::Bytes(layer.mlp, rows));
+    return bytes;
+  }
+  static int64_t RowsBytes(const std::vector<LayerSpec>& layers, int64_t rows) {
+    int64_t bytes = 0;
+    for (const LayerSpec& layer : layers) {
+      const int64_t widest = std::max(layer.mlp.hidden_size, layer.mlp.output_size);
+      const int64_t cols = layer.mlp.hidden_size + layer.mlp.output_size + widest;
+      bytes = std::max(bytes, rows * cols * SizeOf(layer.mlp.dtype));
+    }
+    return bytes;
   }
   MatrixView At(int64_t element, int64_t rows, int64_t cols, DType dtype) const {
     return {static_cast<char*>(rows_.data()) + element * SizeOf(dtype), rows, cols, dtype};

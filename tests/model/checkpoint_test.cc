@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/model/checkpoint_folder.h"
 #include "server/model/checksum.h"
 #include "tests/model/checkpoint_fixture.h"
 #include "tests/model/files.h"
@@ -93,6 +94,21 @@ TEST_F(CheckpointTest, ListsWholeOnesAlone) {
   std::filesystem::create_directory(Path("other"));
   WriteFile(Path("file"), "");
   EXPECT_THAT(ListedNames(), ElementsAre("whole"));
+}
+
+TEST_F(CheckpointTest, AnotherProcessThatSavesIsLeftAlone) {
+  std::filesystem::create_directory(Path(".saving-other"));
+  {
+    const auto lock = LockFolder(Path(""));  // as the other process holds it
+    ASSERT_TRUE(lock.ok()) << lock.status();
+    EXPECT_TRUE(Fails(store_->Save("one", StateOf(model_, 1)), absl::StatusCode::kUnavailable, Reason::kOverloaded,
+                      {"another process is saving"}));
+    EXPECT_TRUE(CheckpointStore::Open(Path(""), model_).ok());
+    EXPECT_TRUE(std::filesystem::exists(Path(".saving-other")));
+  }
+  EXPECT_TRUE(CheckpointStore::Open(Path(""), model_).ok());
+  EXPECT_FALSE(std::filesystem::exists(Path(".saving-other")));
+  Save("one", 1);
 }
 
 TEST_F(CheckpointTest, RefusesACheckpointThatLacksAFile) {

@@ -30,7 +30,7 @@ class Server:
             f"--model={model}",
             f"--listen={self.target}",
             f"--checkpoint-dir={scratch}/checkpoints",
-            "--metrics-listen=",
+            "--metrics-address=",
             *flags,
         ]
         self.start()

@@ -1,0 +1,110 @@
+#include "server/engine/lane.h"
+
+#include <atomic>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/engine/lazy_device.h"
+#include "tests/engine/outcome.h"
+
+namespace shardmlp::testing {
+namespace {
+
+constexpr int64_t kTileRows = 4;
+
+LayerSpec Layer(int64_t hidden, int64_t output, DType dtype) {
+  LayerSpec layer;
+  layer.mlp.hidden_size = hidden;
+  layer.mlp.intermediate_size = 100;  // takes no staging
+  layer.mlp.output_size = output;
+  layer.mlp.dtype = dtype;
+  return layer;
+}
+
+std::shared_ptr<LanePool> Pool(std::shared_ptr<Backend> device, const std::vector<LayerSpec>& layers, int64_t lanes) {
+  return std::make_shared<LanePool>(std::move(device), layers, kTileRows, lanes);
+}
+
+TEST(LaneTest, ALaneHoldsTwoTilesInAndTwoOutInTheWidestDTypeOfTheWire) {
+  auto device = std::make_shared<LazyDevice>();
+  const auto pool = Pool(device, {Layer(6, 5, DType::kBF16)}, 1);
+  const std::shared_ptr<Lane> lane = pool->Acquire().value();
+  ASSERT_EQ(lane->inputs.size(), 2u);
+  ASSERT_EQ(lane->outputs.size(), 2u);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(lane->inputs[i].x.bytes(), 4 * 6 * 4);
+    EXPECT_EQ(lane->inputs[i].dy.bytes(), 4 * 5 * 4);
+    EXPECT_EQ(lane->outputs[i].bytes(), 4 * 6 * 4) << "y [4, 5] or dx [4, 6]";
+  }
+  EXPECT_EQ(device->peak_bytes(Memory::kStaging), 2 * (96 + 80 + 96));
+  EXPECT_EQ(device->peak_bytes(Memory::kDevice), 0);
+}
+
+TEST(LaneTest, ALaneFitsEveryLayer) {
+  auto device = std::make_shared<LazyDevice>();
+  const auto pool = Pool(device, {Layer(6, 5, DType::kF64), Layer(2, 9, DType::kF64)}, 1);
+  const std::shared_ptr<Lane> lane = pool->Acquire().value();
+  EXPECT_EQ(lane->inputs[0].x.bytes(), 4 * 6 * 8);
+  EXPECT_EQ(lane->inputs[0].dy.bytes(), 4 * 9 * 8);
+  EXPECT_EQ(lane->outputs[0].bytes(), 4 * 9 * 8);
+}
+
+TEST(LaneTest, NoMoreLanesThanCalls) {
+  const auto pool = Pool(std::make_shared<LazyDevice>(), {Layer(6, 5, DType::kF32)}, 2);
+  std::shared_ptr<Lane> first = pool->Acquire().value();
+  const std::shared_ptr<Lane> second = pool->Acquire().value();
+  EXPECT_NE(first, second);
+  EXPECT_EQ(pool->lanes_in_use(), 2);
+  EXPECT_TRUE(Fails(pool->Acquire(), absl::StatusCode::kResourceExhausted, Reason::kOverloaded, {"all 2 calls"}));
+  const std::shared_ptr<Lane> result_being_sent = first;
+  first.reset();
+  EXPECT_FALSE(pool->Acquire().ok()) << "it goes back with its last owner";
+  EXPECT_EQ(pool->lanes_in_use(), 2);
+}
+
+TEST(LaneTest, ALaneThatCameBackIsUsedAgainAndNotMadeAnew) {
+  auto device = std::make_shared<LazyDevice>();
+  const auto pool = Pool(device, {Layer(6, 5, DType::kF32)}, 8);
+  std::set<const Lane*> lanes;
+  for (int i = 0; i < 10; ++i) lanes.insert(pool->Acquire()->get());
+  EXPECT_EQ(lanes.size(), 1u);
+  EXPECT_EQ(pool->lanes_in_use(), 0);
+  EXPECT_EQ(device->peak_bytes(Memory::kStaging), LaneSize({Layer(6, 5, DType::kF32)}, kTileRows).bytes());
+}
+
+TEST(LaneTest, ALaneMayOutliveItsPool) {
+  std::shared_ptr<Lane> lane;
+  {
+    auto pool = Pool(std::make_shared<LazyDevice>(), {Layer(6, 5, DType::kF32)}, 1);
+    lane = pool->Acquire().value();
+  }
+  static_cast<char*>(lane->outputs[1].data())[0] = 1;
+}
+
+TEST(LaneTest, ThreadsShareThePool) {
+  constexpr int kLanes = 2;
+  const auto pool = Pool(std::make_shared<LazyDevice>(), {Layer(6, 5, DType::kF32)}, kLanes);
+  std::atomic<int> most = 0, now = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 1000; ++i) {
+        const auto lane = pool->Acquire();
+        if (!lane.ok()) continue;
+        const int owners = ++now;
+        for (int seen = most; seen < owners && !most.compare_exchange_weak(seen, owners);) {
+        }
+        static_cast<char*>((*lane)->inputs[0].x.data())[0] = static_cast<char>(i);
+        --now;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_LE(most, kLanes);
+  EXPECT_EQ(pool->lanes_in_use(), 0);
+}
+
+}  // namespace
+}  // namespace shardmlp::testing

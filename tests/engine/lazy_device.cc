@@ -1,0 +1,96 @@
+#include "tests/engine/lazy_device.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/status.h"
+
+namespace shardmlp::testing {
+
+LazyDevice::LazyDevice(int64_t memory_bytes)
+    : cpu_(MakeCpuBackend({.threads = 1}).value()), info_{"lazy", memory_bytes, /*unified_memory=*/false} {}
+
+absl::StatusOr<Buffer> LazyDevice::Allocate(Memory memory, int64_t bytes) {
+  if (bytes == 0) return Buffer();
+  SHARDMLP_ASSIGN_OR_RETURN(Buffer buffer, cpu_->Allocate(memory, bytes));
+  void* const data = buffer.data();
+  std::memset(data, 0xff, static_cast<size_t>(bytes));
+  absl::MutexLock lock(&mutex_);
+  buffers_[data] = std::move(buffer);
+  int64_t& now = memory == Memory::kDevice ? device_bytes_ : staging_bytes_;
+  std::atomic<int64_t>& peak = memory == Memory::kDevice ? peak_device_ : peak_staging_;
+  now += bytes;
+  peak = std::max<int64_t>(peak, now);
+  return Buffer(this, data, bytes, memory);
+}
+
+void LazyDevice::Free(void* data, int64_t bytes, Memory memory) {
+  absl::MutexLock lock(&mutex_);
+  buffers_.erase(data);
+  (memory == Memory::kDevice ? device_bytes_ : staging_bytes_) -= bytes;
+}
+
+absl::Status LazyDevice::Enqueue(Stream stream, Work work) {
+  QueueOf(stream).work.push_back(std::move(work));
+  ++QueueOf(stream).enqueued;
+  return absl::OkStatus();
+}
+
+absl::Status LazyDevice::RunUpTo(const Point& point) {
+  Queue& queue = QueueOf(point.stream);
+  while (queue.run < point.count) {
+    const Work work = std::move(queue.work.front());
+    queue.work.pop_front();
+    ++queue.run;
+    const absl::Status status = broken_ ? absl::InternalError("the lazy device broke") : work();
+    if (failure_.ok()) failure_ = status;
+  }
+  return failure_;
+}
+
+absl::Status LazyDevice::Copy(Stream stream, ConstMatrixView from, MatrixView to) {
+  return Enqueue(stream, [=, this] { return cpu_->Copy(stream, from, to); });
+}
+
+absl::Status LazyDevice::Zero(Stream stream, MatrixView m) {
+  return Enqueue(stream, [=, this] { return cpu_->Zero(stream, m); });
+}
+
+absl::Status LazyDevice::MatMul(const Gemm& gemm) {
+  return Enqueue(Stream::kCompute, [=, this] { return cpu_->MatMul(gemm); });
+}
+
+absl::Status LazyDevice::ActivationForward(const Activation& activation, ConstMatrixView gate_up, MatrixView a) {
+  return Enqueue(Stream::kCompute, [=, this] { return cpu_->ActivationForward(activation, gate_up, a); });
+}
+
+absl::Status LazyDevice::ActivationBackward(const Activation& activation, MatrixView gate_up, MatrixView da) {
+  return Enqueue(Stream::kCompute, [=, this] { return cpu_->ActivationBackward(activation, gate_up, da); });
+}
+
+absl::Status LazyDevice::AddColumnSums(ConstMatrixView m, MatrixView sum) {
+  return Enqueue(Stream::kCompute, [=, this] { return cpu_->AddColumnSums(m, sum); });
+}
+
+absl::Status LazyDevice::SumOfSquares(ConstMatrixView m, double* sum) {
+  return Enqueue(Stream::kCompute, [=, this] { return cpu_->SumOfSquares(m, sum); });
+}
+
+absl::Status LazyDevice::Update(const OptimizerUpdate& update) {
+  if (updates_until_broken_ > 0 && --updates_until_broken_ == 0) return absl::InternalError("an update broke");
+  return Enqueue(Stream::kCompute, [=, this] { return cpu_->Update(update); });
+}
+
+absl::StatusOr<std::unique_ptr<Event>> LazyDevice::Record(Stream stream) {
+  return std::make_unique<Point>(stream, QueueOf(stream).enqueued);
+}
+
+absl::Status LazyDevice::Wait(Stream stream, const Event& event) {
+  return Enqueue(stream, [this, point = static_cast<const Point&>(event)] { return RunUpTo(point); });
+}
+
+absl::Status LazyDevice::Synchronize(const Event& event) { return RunUpTo(static_cast<const Point&>(event)); }
+
+}  // namespace shardmlp::testing
