@@ -21,6 +21,7 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/mlp.h"
 #include "tests/bench/matmul_clock.h"
+#include "tests/bench/small_values.h"
 
 ABSL_FLAG(int, rounds, 5, "Pairs of subject and reference for each line");
 ABSL_FLAG(int64_t, tile_rows, 2048, "Rows of a tile");
@@ -29,35 +30,11 @@ ABSL_FLAG(std::string, only, "", "Run the lines whose name contains this");
 namespace shardmlp {
 namespace {
 
-double Seconds(const std::chrono::steady_clock::time_point& since) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count();
-}
-
-void Require(const absl::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-  std::exit(1);
-}
-
-// Small values that differ from each other; bf16 and f32 both.
-void Fill(MatrixView m) {
-  uint32_t state = 1;
-  for (int64_t i = 0; i < m.element_count(); ++i) {
-    state = state * 1664525u + 1013904223u;
-    const float value = static_cast<float>(state >> 8) * 0x1p-29f - 0x1p-6f;
-    if (m.dtype == DType::kF32) {
-      m.as<float>()[i] = value;
-    } else {
-      m.as<uint16_t>()[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
-    }
-  }
-}
-
 struct Matrix {
   Matrix(Backend& backend, int64_t rows, int64_t cols, DType dtype)
       : buffer(backend.Allocate(Memory::kDevice, rows * cols * SizeOf(dtype)).value()),
         view(buffer.View(rows, cols, dtype)) {
-    Fill(view);
+    FillSmall(view);
   }
   Buffer buffer;
   MatrixView view;
@@ -85,7 +62,7 @@ class Reference {
     const auto start = std::chrono::steady_clock::now();
     matmul_.execute(stream_, arguments_);
     stream_.wait();
-    return 2.0 * static_cast<double>(n_ * n_ * n_) / Seconds(start);
+    return 2.0 * static_cast<double>(n_ * n_ * n_) / SecondsSince(start);
   }
 
  private:
@@ -120,7 +97,7 @@ class Subject {
     const auto start = std::chrono::steady_clock::now();
     Require(MlpForward(clock_, config_, weights, workspace_, tile_rows_, x_.view, y_.view));
     Require(MlpBackward(clock_, config_, weights, workspace_, tile_rows_, x_.view, y_.view, dx_.view, &gradients));
-    const double seconds = Seconds(start);
+    const double seconds = SecondsSince(start);
     elementwise_ = 1 - clock_.TakeSeconds() / seconds;
     return 11 * 2.0 * static_cast<double>(x_.view.rows * config_.hidden_size * config_.intermediate_size) / seconds;
   }
@@ -135,12 +112,6 @@ class Subject {
   MlpWorkspace workspace_;
   double elementwise_ = 0;
 };
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
 
 void Measure(const std::string& name, DType dtype, int64_t tokens, int64_t hidden, int64_t intermediate) {
   const std::unique_ptr<Backend> backend = MakeCpuBackend().value();
