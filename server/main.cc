@@ -1,5 +1,5 @@
 // shardmlp-server: flags -> ServerOptions -> Server. The only file that may exit.
-#include <pthread.h>
+#include <semaphore.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -35,33 +35,38 @@ int Fail(const absl::Status& status, int code) {
   return code;
 }
 
-// Takes SIGTERM and SIGINT on a thread of its own: the first notifies `stop`, or ends a process that does not serve
-// yet; the second ends it at once.
+// Posted by each SIGTERM and SIGINT. A handler, since threads that libraries start at load would not block a signal.
+sem_t signalled;
+
+// Acts on signals on a thread of its own: the first notifies `stop`, or ends a process that does not serve yet; the
+// second ends it at once.
 class Signals {
  public:
-  // Ahead of all other threads, which then block the signals too.
   Signals() {
-    sigemptyset(&signals_);
-    sigaddset(&signals_, SIGTERM);
-    sigaddset(&signals_, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
-    std::thread([this] { Wait(); }).detach();
+    sem_init(&signalled, /*pshared=*/0, 0);
+    struct sigaction action = {};
+    action.sa_handler = [](int) { sem_post(&signalled); };
+    action.sa_flags = SA_RESTART;
+    sigaction(SIGTERM, &action, nullptr);
+    sigaction(SIGINT, &action, nullptr);
+    std::thread([this] { Act(); }).detach();
   }
 
   void SetServing() { serving_ = true; }
   const absl::Notification& stop() const { return stop_; }
 
  private:
-  void Wait() {
-    int signal = 0;
-    sigwait(&signals_, &signal);
+  void Act() {
+    Await();
     if (!serving_) _exit(EXIT_SUCCESS);
     stop_.Notify();
-    sigwait(&signals_, &signal);
+    Await();
     _exit(kFailed);
   }
+  static void Await() {
+    while (sem_wait(&signalled) != 0) continue;
+  }
 
-  sigset_t signals_;
   std::atomic<bool> serving_ = false;
   absl::Notification stop_;
 };

@@ -57,7 +57,7 @@ absl::Status Server::Listen(std::ostream& out) {
 absl::Status Server::Load(std::ostream& out) {
   SHARDMLP_ASSIGN_OR_RETURN(const auto folder, ModelFolder::Open(options_.model_path, options_.model));
   SHARDMLP_ASSIGN_OR_RETURN(auto backend, MakeCpuBackend(options_.backend));
-  SHARDMLP_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(folder->spec(), options_.engine));
+  SHARDMLP_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(folder->spec(), options_.engine, backend->device()));
   out << backend->device().name << "\n" << plan.ToString() << std::flush;
   std::unique_ptr<CheckpointStore> checkpoints;
   if (!options_.checkpoint_dir.empty()) {
