@@ -31,6 +31,10 @@ absl::Status CheckTrainer(const SessionSpec& spec) {
 }  // namespace
 
 absl::StatusOr<int64_t> SessionTable::Open(const SessionSpec& spec, absl::Time now) {
+  if (const int64_t open = FindOpening(spec); open != 0) {
+    sessions_[open].lease_end = now + limits_.lease;
+    return open;
+  }
   if (spec.role == SessionRole::kTrain) {
     SHARDMLP_RETURN_IF_ERROR(CheckTrainer(spec));
     if (!limits_.frozen) SHARDMLP_RETURN_IF_ERROR(CheckRun(spec, now));
@@ -45,6 +49,19 @@ absl::StatusOr<int64_t> SessionTable::Open(const SessionSpec& spec, absl::Time n
   } while (sessions_.contains(session_id));
   sessions_[session_id] = {spec, now + limits_.lease, 0};
   return session_id;
+}
+
+// 0 where there is none.
+int64_t SessionTable::FindOpening(const SessionSpec& spec) const {
+  if (spec.opening_id == 0) return 0;
+  for (const auto& [id, session] : sessions_) {
+    const SessionSpec& other = session.spec;
+    if (other.opening_id == spec.opening_id && other.run_id == spec.run_id && other.role == spec.role &&
+        other.trainer_rank == spec.trainer_rank) {
+      return id;
+    }
+  }
+  return 0;
 }
 
 absl::Status SessionTable::CheckRun(const SessionSpec& spec, absl::Time now) const {

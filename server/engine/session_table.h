@@ -23,7 +23,7 @@ class SessionTable {
   };
   explicit SessionTable(const Limits& limits) : limits_(limits) {}
 
-  // INVALID_ARGUMENT; FAILED_PRECONDITION (RUN_CONFLICT), saying who is there and until when; RESOURCE_EXHAUSTED.
+  // The session of that opening id where there is one. INVALID_ARGUMENT; FAILED_PRECONDITION (RUN_CONFLICT), saying who is there and until when; RESOURCE_EXHAUSTED.
   absl::StatusOr<int64_t> Open(const SessionSpec& spec, absl::Time now);
   // NOT_FOUND (UNKNOWN_SESSION). Finding a session extends its lease.
   absl::StatusOr<SessionSpec> Find(int64_t session_id, absl::Time now);
@@ -46,6 +46,7 @@ class SessionTable {
     int64_t open_calls = 0;
   };
 
+  int64_t FindOpening(const SessionSpec& spec) const;
   absl::Status CheckRun(const SessionSpec& spec, absl::Time now) const;
 
   const Limits limits_;

@@ -44,7 +44,7 @@ std::vector<TrainerStatus> StepProtocol::trainers() const {
   return trainers;
 }
 
-void StepProtocol::AddTrainer(int64_t session_id, const SessionSpec& spec) { trainers_[session_id] = {spec, false}; }
+void StepProtocol::AddTrainer(int64_t session_id, const SessionSpec& spec) { trainers_.try_emplace(session_id, Trainer{spec, false}); }
 
 void StepProtocol::RemoveTrainer(int64_t session_id, bool lost, Outbox& outbox) {
   const auto trainer = trainers_.find(session_id);

@@ -25,6 +25,7 @@ struct SessionSpec {
   SessionRole role = SessionRole::kTrain;
   int trainer_count = 1;
   int trainer_rank = 0;
+  int64_t opening_id = 0;  // the client's, kept across retries; 0: none
 };
 
 struct SessionGrant {

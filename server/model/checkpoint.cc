@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <optional>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include "absl/memory/memory.h"
@@ -164,7 +165,7 @@ absl::Status WriteFiles(const std::string& folder, const CheckpointState& state,
 absl::StatusOr<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(const std::string& path,
                                                                        const ModelSpec& model) {
   SHARDMLP_RETURN_IF_ERROR(MakeFolder(path));
-  const absl::StatusOr<Descriptor> lock = LockFolder(path);
+  const absl::StatusOr<FileDescriptor> lock = LockFolder(path);
   if (lock.ok()) {
     SHARDMLP_RETURN_IF_ERROR(Recover(path));
   } else if (!absl::IsUnavailable(lock.status())) {
@@ -176,7 +177,7 @@ absl::StatusOr<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(const std
 absl::StatusOr<CheckpointInfo> CheckpointStore::Save(const std::string& name, const CheckpointState& state) {
   SHARDMLP_RETURN_IF_ERROR(CheckCheckpointName(name));
   SHARDMLP_ASSIGN_OR_RETURN(Manifest manifest, ManifestOf(state, model_));
-  SHARDMLP_ASSIGN_OR_RETURN(const Descriptor lock, LockFolder(path_));
+  SHARDMLP_ASSIGN_OR_RETURN(const FileDescriptor lock, LockFolder(path_));
   SHARDMLP_RETURN_IF_ERROR(Recover(path_));
   if (const std::string target = absl::StrCat(path_, "/", name); IsForeign(target)) {
     return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,

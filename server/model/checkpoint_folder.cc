@@ -92,8 +92,8 @@ absl::Status MakeFolder(const std::string& path) {
   return SyncFolder(parent.empty() ? "." : parent);
 }
 
-absl::StatusOr<Descriptor> LockFolder(const std::string& path) {
-  SHARDMLP_ASSIGN_OR_RETURN(Descriptor folder, OpenFolder(path));
+absl::StatusOr<FileDescriptor> LockFolder(const std::string& path) {
+  SHARDMLP_ASSIGN_OR_RETURN(FileDescriptor folder, OpenFolder(path));
   if (flock(folder.number(), LOCK_EX | LOCK_NB) == 0) return folder;
   if (errno != EWOULDBLOCK) return SystemError("lock", path);
   return Error(absl::StatusCode::kUnavailable, Reason::kOverloaded,

@@ -22,7 +22,7 @@ absl::Status MakeFolder(const std::string& path);
 
 // Keeps other processes from saving and recovering in the folder for as long as the result lives. UNAVAILABLE where one
 // does.
-absl::StatusOr<Descriptor> LockFolder(const std::string& path);
+absl::StatusOr<FileDescriptor> LockFolder(const std::string& path);
 
 // Makes the folder that checkpoint `name` is written into before it has its name. Recover comes first.
 absl::StatusOr<std::string> MakeSavingFolder(const std::string& path, const std::string& name);

@@ -8,8 +8,11 @@
 
 namespace shardmlp {
 
-// to[i] = from[i] for `count` elements, to nearest even; f64 goes to bf16 and f16 through f32, as PyTorch does it. The
-// ranges may not overlap and need no alignment.
+// to[i] = from[i] for `count` elements, each rounded once, to nearest even. The ranges may not overlap and need no
+// alignment.
 void ConvertElements(const void* from, DType from_dtype, void* to, DType to_dtype, int64_t count);
+
+// to[c][r] = from[r][c]: `from` [rows, cols] without padding, `to` [cols, rows], converted likewise.
+void ConvertTransposed(const void* from, DType from_dtype, MatrixView to);
 
 }  // namespace shardmlp

@@ -14,19 +14,18 @@ absl::Status SystemError(absl::string_view what, absl::string_view path) {
   return absl::ErrnoToStatus(errno, absl::StrCat("cannot ", what, " ", path));
 }
 
-Descriptor::~Descriptor() {
+FileDescriptor::~FileDescriptor() {
   if (number_ >= 0) close(number_);
 }
 
 absl::StatusOr<File> File::OpenForReading(std::string path, Reason corrupt) {
   // O_NONBLOCK: a FIFO under this name must not hang the server.
-  Descriptor descriptor(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  FileDescriptor descriptor(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (descriptor.number() < 0) return SystemError("open", path);
   struct stat info;
   if (fstat(descriptor.number(), &info) != 0) return SystemError("examine", path);
   if (!S_ISREG(info.st_mode)) {
-    return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
-                 absl::StrCat(path, " is not a regular file"));
+    return Error(absl::StatusCode::kDataLoss, corrupt, absl::StrCat(path, " is not a regular file"));
   }
   File file(std::move(path), std::move(descriptor), corrupt);
   file.size_ = info.st_size;
@@ -34,7 +33,7 @@ absl::StatusOr<File> File::OpenForReading(std::string path, Reason corrupt) {
 }
 
 absl::StatusOr<File> File::Create(std::string path) {
-  Descriptor descriptor(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  FileDescriptor descriptor(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
   if (descriptor.number() < 0) return SystemError("create", path);
   return File(std::move(path), std::move(descriptor), Reason::kUnspecified);
 }
@@ -80,14 +79,14 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path, int64_t max_by
   return text;
 }
 
-absl::StatusOr<Descriptor> OpenFolder(const std::string& path) {
-  Descriptor descriptor(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+absl::StatusOr<FileDescriptor> OpenFolder(const std::string& path) {
+  FileDescriptor descriptor(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (descriptor.number() < 0) return SystemError("open", path);
   return descriptor;
 }
 
 absl::Status SyncFolder(const std::string& path) {
-  SHARDMLP_ASSIGN_OR_RETURN(const Descriptor folder, OpenFolder(path));
+  SHARDMLP_ASSIGN_OR_RETURN(const FileDescriptor folder, OpenFolder(path));
   return fsync(folder.number()) == 0 ? absl::OkStatus() : SystemError("sync", path);
 }
 

@@ -14,15 +14,15 @@
 namespace shardmlp {
 
 // Move-only owner of a file descriptor; the destructor closes it.
-class Descriptor {
+class FileDescriptor {
  public:
-  explicit Descriptor(int number) : number_(number) {}
-  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
+  explicit FileDescriptor(int number) : number_(number) {}
+  FileDescriptor(FileDescriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
     std::swap(number_, other.number_);
     return *this;
   }
-  ~Descriptor();
+  ~FileDescriptor();
 
   // Negative where there is none.
   int number() const { return number_; }
@@ -35,8 +35,8 @@ class Descriptor {
 // is one, the offset.
 class File {
  public:
-  // `corrupt` is the reason that a read past the end is reported under (DATA_LOSS). NOT_FOUND where there is no such
-  // file; INVALID_ARGUMENT where it is no regular one.
+  // NOT_FOUND where there is no such file. `corrupt` is the reason that one which is not regular, and later a read past
+  // its end, is reported under (DATA_LOSS).
   static absl::StatusOr<File> OpenForReading(std::string path, Reason corrupt);
   // Fails where the file exists.
   static absl::StatusOr<File> Create(std::string path);
@@ -51,11 +51,11 @@ class File {
   absl::Status Sync() const;
 
  private:
-  File(std::string path, Descriptor descriptor, Reason corrupt)
+  File(std::string path, FileDescriptor descriptor, Reason corrupt)
       : path_(std::move(path)), descriptor_(std::move(descriptor)), corrupt_(corrupt) {}
 
   std::string path_;
-  Descriptor descriptor_;
+  FileDescriptor descriptor_;
   int64_t size_ = 0;
   Reason corrupt_ = Reason::kUnspecified;
 };
@@ -64,7 +64,7 @@ class File {
 absl::StatusOr<std::string> ReadTextFile(const std::string& path, int64_t max_bytes, Reason corrupt);
 
 // The folder itself, opened.
-absl::StatusOr<Descriptor> OpenFolder(const std::string& path);
+absl::StatusOr<FileDescriptor> OpenFolder(const std::string& path);
 
 // Makes creations, removals and renames in a folder durable.
 absl::Status SyncFolder(const std::string& path);

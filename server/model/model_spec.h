@@ -15,26 +15,26 @@ enum class TensorSlot { kGateUp, kGateUpBias, kDown, kDownBias };
 
 // A tensor of the Hugging Face files, and its place. A layer stores [out, in]; a file may hold [in, out] (Conv1D).
 struct TensorSpec {
-  std::string name;             // "model.layers.0.mlp.gate_proj.weight"
-  int layer = 0;                // index in the model
-  std::vector<int64_t> shape;   // as in the file: one or two dimensions
+  std::string name;            // "model.layers.0.mlp.gate_proj.weight"
+  int layer = 0;               // index in the model
+  std::vector<int64_t> shape;  // as in the file: one or two dimensions
   TensorSlot slot = TensorSlot::kGateUp;
-  int64_t output_begin = 0;     // first output feature: a row of a weight slot, a column of a bias slot
+  int64_t output_begin = 0;  // first output feature: a row of a weight slot, a column of a bias slot
   int64_t output_count = 0;
-  bool transposed = false;      // the file holds [in, out]
+  bool transposed = false;  // the file holds [in, out]
 
   int64_t element_count() const { return shape.size() == 1 ? shape[0] : shape[0] * shape[1]; }
 };
 
 struct LayerSpec {
-  int layer = 0;                // index in the model
-  std::string module;           // "model.layers.0.mlp"
+  int layer = 0;       // index in the model
+  std::string module;  // "model.layers.0.mlp"
   MlpConfig mlp;
 };
 
 struct ModelSpec {
-  std::string model_type;       // "llama"
-  DType dtype = DType::kF32;    // that weights are served in
+  std::string model_type;           // "llama"
+  DType dtype = DType::kF32;        // that weights are served in
   std::vector<LayerSpec> layers;    // ascending
   std::vector<TensorSpec> tensors;  // layer by layer; every parameter of `layers`, once
 

@@ -7,6 +7,7 @@
 #include "absl/time/time.h"
 #include "kernels/activation.h"
 #include "kernels/status.h"
+#include "proto/dtype.h"
 
 namespace shardmlp {
 namespace {
@@ -15,19 +16,6 @@ constexpr int64_t kMaxReasonBytes = 256;
 
 absl::Status Invalid(absl::string_view message, const ErrorMetadata& metadata = {}) {
   return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument, message, metadata);
-}
-
-absl::StatusOr<DType> FromProto(v1::DType dtype) {
-  switch (dtype) {
-    case v1::DTYPE_F32: return DType::kF32;
-    case v1::DTYPE_BF16: return DType::kBF16;
-    case v1::DTYPE_F16: return DType::kF16;
-    case v1::DTYPE_F64: return DType::kF64;
-    default:
-      return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidDType,
-                   absl::StrCat("dtype is ", static_cast<int>(dtype), ", expected DTYPE_F32, BF16, F16 or F64"),
-                   {{"dtype", absl::StrCat(static_cast<int>(dtype))}});
-  }
 }
 
 template <typename Header>
@@ -40,14 +28,14 @@ absl::StatusOr<Header> Parse(const std::string& body) {
   return header;
 }
 
-absl::StatusOr<CallSpec> ReadForwardHeader(const std::string& body) {
+absl::StatusOr<CallHeader> ReadForwardHeader(const std::string& body) {
   SHARDMLP_ASSIGN_OR_RETURN(const auto header, Parse<v1::ForwardHeader>(body));
   SHARDMLP_ASSIGN_OR_RETURN(const DType dtype, FromProto(header.dtype()));
   return ForwardSpec{
       .session_id = header.session_id(), .layer = header.layer(), .row_count = header.row_count(), .dtype = dtype};
 }
 
-absl::StatusOr<CallSpec> ReadBackwardHeader(const std::string& body) {
+absl::StatusOr<CallHeader> ReadBackwardHeader(const std::string& body) {
   SHARDMLP_ASSIGN_OR_RETURN(const auto header, Parse<v1::BackwardHeader>(body));
   SHARDMLP_ASSIGN_OR_RETURN(const DType dtype, FromProto(header.dtype()));
   return BackwardSpec{.session_id = header.session_id(),
@@ -140,7 +128,7 @@ void Fill(absl::Duration duration, google::protobuf::Duration& to) {
 
 }  // namespace
 
-absl::StatusOr<CallSpec> ReadCallHeader(Pass pass, const std::string& body) {
+absl::StatusOr<CallHeader> ReadCallHeader(Pass pass, const std::string& body) {
   return pass == Pass::kForward ? ReadForwardHeader(body) : ReadBackwardHeader(body);
 }
 
@@ -157,19 +145,10 @@ std::unique_ptr<google::protobuf::MessageLite> MakeCallEnd(Pass pass, const Call
   return response;
 }
 
-v1::DType ToProto(DType dtype) {
-  switch (dtype) {
-    case DType::kF32: return v1::DTYPE_F32;
-    case DType::kBF16: return v1::DTYPE_BF16;
-    case DType::kF16: return v1::DTYPE_F16;
-    case DType::kF64: return v1::DTYPE_F64;
-  }
-  return v1::DTYPE_UNSPECIFIED;
-}
-
 absl::StatusOr<SessionSpec> FromProto(const v1::OpenSessionRequest& request) {
   SessionSpec spec{
-      .run_id = request.run_id(), .trainer_count = request.trainer_count(), .trainer_rank = request.trainer_rank()};
+      .run_id = request.run_id(), .trainer_count = request.trainer_count(), .trainer_rank = request.trainer_rank(),
+      .opening_id = request.opening_id()};
   switch (request.role()) {
     case v1::SESSION_ROLE_TRAIN: spec.role = SessionRole::kTrain; return spec;
     case v1::SESSION_ROLE_READ: spec.role = SessionRole::kRead; return spec;

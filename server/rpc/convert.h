@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/matrix.h"
 #include "server/engine/call.h"
 #include "server/engine/engine.h"
 #include "server/engine/step_types.h"
@@ -18,14 +17,12 @@
 
 namespace shardmlp {
 
-using CallSpec = std::variant<ForwardSpec, BackwardSpec>;
+using CallHeader = std::variant<ForwardSpec, BackwardSpec>;
 
 // A serialized ForwardHeader or BackwardHeader. INVALID_ARGUMENT: MALFORMED_MESSAGE, INVALID_DTYPE.
-absl::StatusOr<CallSpec> ReadCallHeader(Pass pass, const std::string& body);
+absl::StatusOr<CallHeader> ReadCallHeader(Pass pass, const std::string& body);
 // A whole ForwardResponse or BackwardResponse whose alternative is the end.
 std::unique_ptr<google::protobuf::MessageLite> MakeCallEnd(Pass pass, const CallSummary& summary);
-
-v1::DType ToProto(DType dtype);
 
 absl::StatusOr<SessionSpec> FromProto(const v1::OpenSessionRequest& request);
 absl::StatusOr<SealSpec> FromProto(const v1::SealStepRequest& request);

@@ -32,6 +32,17 @@ TEST(SessionTableTest, ASessionIsFoundUntilItIsClosed) {
   EXPECT_FALSE(table.Close(id));
 }
 
+TEST(SessionTableTest, ARepeatOfAnOpeningGetsTheSameSession) {
+  SessionTable table(Limits());
+  SessionSpec spec = Trainer(0, 2);
+  spec.opening_id = 7;
+  const int64_t id = table.Open(spec, kStart).value();
+  EXPECT_EQ(table.Open(spec, kStart + kLease / 2).value(), id);
+  EXPECT_TRUE(table.Expire(kStart + kLease).empty());
+  spec.opening_id = 8;
+  EXPECT_TRUE(Fails(table.Open(spec, kStart), absl::StatusCode::kFailedPrecondition, Reason::kRunConflict));
+}
+
 TEST(SessionTableTest, IdsDoNotRepeatAndAreHardToGuess) {
   SessionTable table(Limits());
   std::set<int64_t> ids;

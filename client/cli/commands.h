@@ -1,0 +1,29 @@
+// What shardmlpctl does, apart from its command line.
+#pragma once
+
+#include <cstdint>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/cpp/client.h"
+
+namespace shardmlp {
+
+// Writes what the server serves: layers, limits, memory plan, trainers and the open step; as a table or as JSON.
+void PrintInfo(const ServedModel& model, std::ostream& out);
+void PrintInfoAsJson(const ServedModel& model, std::ostream& out);
+
+// Layers by "0-3,7", each served and ascending; all of them for "". INVALID_ARGUMENT or NOT_FOUND.
+absl::StatusOr<std::vector<ClientLayer>> SelectLayers(const ServedModel& model, const std::string& layers);
+
+// Computes `rows` tokens of each layer here, in f64, and on the server, in a read session, and writes the largest
+// differences of y and dx over the largest reference. True where all are within the bound of the server's dtype.
+absl::StatusOr<bool> Verify(Client& client, const std::vector<ClientLayer>& layers, int64_t rows, std::ostream& out);
+
+// `action`: "save" or "restore", of the checkpoint `name`, or "list".
+absl::Status RunCheckpoint(Client& client, const std::string& action, const std::string& name, std::ostream& out);
+
+}  // namespace shardmlp

@@ -1,0 +1,96 @@
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/cli/commands.h"
+
+namespace shardmlp {
+namespace {
+
+std::vector<std::pair<std::string, int64_t>> MemoryUses(const ClientMemoryPlan& memory) {
+  return {{"weights", memory.weights_bytes},
+          {"gradients", memory.gradients_bytes},
+          {"master_weights", memory.master_weights_bytes},
+          {"optimizer", memory.optimizer_bytes},
+          {"workspace", memory.workspace_bytes},
+          {"staging", memory.staging_bytes}};
+}
+
+std::string Bytes(int64_t bytes) {
+  if (bytes < 1 << 20) return absl::StrFormat("%.1f KiB", static_cast<double>(bytes) / (1 << 10));
+  return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+}
+
+}  // namespace
+
+void PrintInfo(const ServedModel& model, std::ostream& out) {
+  out << absl::StreamFormat("model     %s, computed in %s%s\n", model.model_type, Name(model.compute_dtype),
+                            model.frozen ? ", frozen" : "");
+  out << absl::StreamFormat("step      %d, attempt %d, weights version %d\n", model.position.step,
+                            model.position.attempt, model.position.weights_version);
+  out << absl::StreamFormat("limits    messages of %s, shards of %s, tiles of %d rows, %d calls at once\n",
+                            Bytes(model.max_message_bytes), Bytes(model.preferred_shard_bytes), model.tile_row_count,
+                            model.max_call_count);
+  out << "memory   ";
+  for (const auto& [use, bytes] : MemoryUses(model.memory)) out << " " << use << " " << Bytes(bytes);
+  out << "\ntrainers  " << (model.trainers.empty() ? "none" : "") << "\n";
+  for (const ClientTrainer& trainer : model.trainers) {
+    out << absl::StreamFormat("  run '%s' rank %d of %d%s\n", trainer.run_id, trainer.trainer_rank,
+                              trainer.trainer_count, trainer.sealed ? ", sealed" : "");
+  }
+  out << absl::StreamFormat("\n%6s  %-36s %8s %13s %8s  %s\n", "layer", "module", "hidden", "intermediate", "output",
+                            "activation");
+  for (const ClientLayer& layer : model.layers) {
+    out << absl::StreamFormat("%6d  %-36s %8d %13d %8d  %s%s\n", layer.layer, layer.module, layer.hidden_size,
+                              layer.intermediate_size, layer.output_size, layer.activation,
+                              layer.gated ? ", gated" : "");
+  }
+}
+
+void PrintInfoAsJson(const ServedModel& model, std::ostream& out) {
+  nlohmann::ordered_json json = {
+      {"model_type", model.model_type},
+      {"compute_dtype", std::string(Name(model.compute_dtype))},
+      {"frozen", model.frozen},
+      {"position",
+       {{"step", model.position.step},
+        {"attempt", model.position.attempt},
+        {"weights_version", model.position.weights_version}}},
+      {"limits",
+       {{"max_message_bytes", model.max_message_bytes},
+        {"preferred_shard_bytes", model.preferred_shard_bytes},
+        {"tile_row_count", model.tile_row_count},
+        {"max_call_count", model.max_call_count}}},
+  };
+  for (const auto& [use, bytes] : MemoryUses(model.memory)) json["memory"][absl::StrCat(use, "_bytes")] = bytes;
+  json["trainers"] = nlohmann::json::array();
+  for (const ClientTrainer& trainer : model.trainers) {
+    json["trainers"].push_back({{"run_id", trainer.run_id},
+                                {"trainer_rank", trainer.trainer_rank},
+                                {"trainer_count", trainer.trainer_count},
+                                {"sealed", trainer.sealed}});
+  }
+  json["layers"] = nlohmann::json::array();
+  for (const ClientLayer& layer : model.layers) {
+    json["layers"].push_back({{"layer", layer.layer},
+                              {"module", layer.module},
+                              {"hidden_size", layer.hidden_size},
+                              {"intermediate_size", layer.intermediate_size},
+                              {"output_size", layer.output_size},
+                              {"activation", layer.activation},
+                              {"gated", layer.gated}});
+  }
+  json["tensors"] = nlohmann::json::array();
+  for (const ClientTensor& tensor : model.tensors) {
+    json["tensors"].push_back({{"name", tensor.name},
+                               {"layer", tensor.layer},
+                               {"shape", tensor.shape},
+                               {"dtype", std::string(Name(tensor.dtype))}});
+  }
+  out << json.dump(2) << "\n";
+}
+
+}  // namespace shardmlp

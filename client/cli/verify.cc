@@ -1,0 +1,128 @@
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "client/cli/commands.h"
+#include "client/cli/elements.h"
+#include "client/cli/layer_weights.h"
+#include "client/cli/reference_mlp.h"
+#include "kernels/status.h"
+
+namespace shardmlp {
+namespace {
+
+// Largest difference over largest reference that the arithmetic of `dtype` explains. In bf16 each of G, U, A and the
+// result is rounded to 8 bits.
+double BoundOf(DType dtype) {
+  switch (dtype) {
+    case DType::kF64: return 1e-12;
+    case DType::kF32: return 1e-5;
+    case DType::kBF16:
+    case DType::kF16: return 2e-2;
+  }
+  return 0;
+}
+
+// Multiples of 1/64 in [-2, 2]: every dtype has them, so nothing is rounded on the way.
+Values RandomValues(int64_t count, std::mt19937& random) {
+  std::uniform_int_distribution<int> sixty_fourths(-128, 128);
+  Values values(count);
+  for (double& value : values) value = sixty_fourths(random) / 64.0;
+  return values;
+}
+
+double LargestError(const Values& got, const Values& expected) {
+  double difference = 0;
+  double reference = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (std::isnan(got[i])) return got[i];
+    difference = std::max(difference, std::abs(got[i] - expected[i]));
+    reference = std::max(reference, std::abs(expected[i]));
+  }
+  return reference == 0 ? difference : difference / reference;
+}
+
+struct LayerErrors {
+  double forward = 0;
+  double backward = 0;
+};
+
+absl::StatusOr<LayerErrors> CompareLayer(Client& client, Session& session, const ClientLayer& layer, int64_t rows) {
+  SHARDMLP_ASSIGN_OR_RETURN(const ReferenceMlp mlp, ReadLayerWeights(client, layer));
+  std::mt19937 random(layer.layer);
+  const Values x = RandomValues(rows * layer.hidden_size, random);
+  const Values dy = RandomValues(rows * layer.output_size, random);
+
+  const DType dtype = client.model().compute_dtype;
+  const std::string x_bytes = EncodeElements(x, dtype);
+  const std::string dy_bytes = EncodeElements(dy, dtype);
+  std::string y_bytes(dy_bytes.size(), 0);
+  std::string dx_bytes(x_bytes.size(), 0);
+  const ConstMatrixView x_view(x_bytes.data(), rows, layer.hidden_size, dtype);
+  const ConstMatrixView dy_view(dy_bytes.data(), rows, layer.output_size, dtype);
+  SHARDMLP_ASSIGN_OR_RETURN(
+      const int64_t version,
+      session.Forward(layer.layer, x_view, MatrixView(y_bytes.data(), rows, layer.output_size, dtype)));
+  SHARDMLP_RETURN_IF_ERROR(session.Backward(layer.layer, version, x_view, dy_view,
+                                            MatrixView(dx_bytes.data(), rows, layer.hidden_size, dtype),
+                                            /*weight_gradient=*/false));
+  return LayerErrors{.forward = LargestError(DecodeElements(y_bytes, dtype), ReferenceForward(mlp, x)),
+                     .backward = LargestError(DecodeElements(dx_bytes, dtype), ReferenceBackward(mlp, x, dy))};
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<ClientLayer>> SelectLayers(const ServedModel& model, const std::string& layers) {
+  if (layers.empty()) return model.layers;
+  std::vector<ClientLayer> selected;
+  for (const absl::string_view range : absl::StrSplit(layers, ',')) {
+    const std::vector<absl::string_view> ends = absl::StrSplit(range, '-');
+    int first = 0;
+    int last = 0;
+    if (ends.size() > 2 || !absl::SimpleAtoi(ends.front(), &first) || !absl::SimpleAtoi(ends.back(), &last) ||
+        first > last) {
+      return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
+                   absl::StrCat("--layers is \"", layers, "\", expected ranges such as 0-3,7"));
+    }
+    for (int layer = first; layer <= last; ++layer) {
+      const ClientLayer* const found = model.FindLayer(layer);
+      if (found == nullptr) {
+        return Error(absl::StatusCode::kNotFound, Reason::kUnknownLayer,
+                     absl::StrCat("layer ", layer, " is not among the ", model.layers.size(), " that the server has"));
+      }
+      selected.push_back(*found);
+    }
+  }
+  return selected;
+}
+
+absl::StatusOr<bool> Verify(Client& client, const std::vector<ClientLayer>& layers, int64_t rows, std::ostream& out) {
+  SHARDMLP_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
+                            client.OpenSession({.run_id = "verify", .role = ClientRole::kRead}));
+  const DType dtype = client.model().compute_dtype;
+  const double bound = BoundOf(dtype);
+  out << absl::StreamFormat(
+      "%d rows a layer in %s against f64; largest difference over largest reference, at most %g\n", rows, Name(dtype),
+      bound);
+  out << absl::StreamFormat("%6s  %10s  %10s\n", "layer", "y", "dx");
+  bool all_within = true;
+  for (const ClientLayer& layer : layers) {
+    SHARDMLP_ASSIGN_OR_RETURN(const LayerErrors errors, CompareLayer(client, *session, layer, rows));
+    const bool within = errors.forward <= bound && errors.backward <= bound;
+    all_within = all_within && within;
+    out << absl::StreamFormat("%6d  %10.3g  %10.3g  %s\n", layer.layer, errors.forward, errors.backward,
+                              within ? "ok" : "ABOVE");
+    out.flush();
+  }
+  SHARDMLP_RETURN_IF_ERROR(session->Close());
+  return all_within;
+}
+
+}  // namespace shardmlp

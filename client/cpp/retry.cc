@@ -1,0 +1,48 @@
+#include "client/cpp/retry.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+namespace shardmlp {
+
+bool IsConnectionLost(const absl::Status& failure) {
+  // What the server says itself has a reason. CANCELLED without one is a stream that was reset.
+  return ReasonOf(failure) == Reason::kUnspecified &&
+         (failure.code() == absl::StatusCode::kUnavailable || failure.code() == absl::StatusCode::kCancelled);
+}
+
+bool IsTransient(const absl::Status& failure) {
+  if (IsConnectionLost(failure)) return true;
+  const Reason reason = ReasonOf(failure);
+  switch (failure.code()) {
+    // Who is missing should be known to the trainer, who may wait on or discard.
+    case absl::StatusCode::kUnavailable: return reason != Reason::kTrainerMissing && reason != Reason::kUnreachable;
+    // Out of memory stays so, and so does a message above the limit.
+    case absl::StatusCode::kResourceExhausted:
+      return reason == Reason::kUnspecified || reason == Reason::kOverloaded || reason == Reason::kTooManySessions;
+    default: return false;
+  }
+}
+
+absl::Status Retries::AfterFailure(const absl::Status& failure) {
+  if (!IsTransient(failure)) return failure;
+  const absl::Time now = absl::Now();
+  if (tries_++ == 0) first_failure_ = now;
+  const absl::Duration longest = std::min(
+      options_.initial_backoff * static_cast<double>(int64_t{1} << std::min(tries_ - 1, 30)), options_.max_backoff);
+  const absl::Duration backoff = longest * absl::Uniform(random_, 0.5, 1.0);
+  if (now + backoff > first_failure_ + options_.budget) {
+    return Error(
+        absl::StatusCode::kUnavailable, Reason::kUnreachable,
+        absl::StrCat(call_, ": gave up on ", target_, " after ", tries_, tries_ == 1 ? " try" : " tries", " in ",
+                     absl::FormatDuration(absl::Trunc(now - first_failure_, absl::Milliseconds(1))),
+                     "; the last failure: ", failure.ToString(absl::StatusToStringMode::kWithNoExtraData)),
+        {{"target", target_}, {"tries", absl::StrCat(tries_)}, {"last", std::string(Name(ReasonOf(failure)))}});
+  }
+  absl::SleepFor(backoff);
+  return absl::OkStatus();
+}
+
+}  // namespace shardmlp

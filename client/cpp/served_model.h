@@ -1,0 +1,80 @@
+// What a server serves, and where its training stands, as plain values.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/matrix.h"
+
+namespace shardmlp {
+
+struct ClientPosition {
+  int64_t step = 0;
+  int64_t attempt = 0;
+  int64_t weights_version = 0;
+  friend bool operator==(const ClientPosition&, const ClientPosition&) = default;
+};
+
+struct ClientLayer {
+  int layer = 0;
+  std::string module;  // "model.layers.0.mlp"
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  int64_t output_size = 0;
+  std::string activation;  // canonical name, as kernels/activation.h
+  bool gated = false;
+};
+
+struct ClientTensor {
+  std::string name;  // as in the Hugging Face files
+  int layer = 0;
+  std::vector<int64_t> shape;
+  DType dtype = DType::kF32;
+  uint64_t checksum = 0;  // XXH3-64; 0 unless asked for
+
+  int64_t byte_count() const;
+};
+
+struct ClientTrainer {
+  std::string run_id;
+  int trainer_rank = 0;
+  int trainer_count = 0;
+  bool sealed = false;
+};
+
+struct ClientMemoryPlan {
+  int64_t weights_bytes = 0;
+  int64_t gradients_bytes = 0;
+  int64_t master_weights_bytes = 0;
+  int64_t optimizer_bytes = 0;
+  int64_t workspace_bytes = 0;
+  int64_t staging_bytes = 0;
+};
+
+struct ServedModel {
+  std::string model_type;
+  DType compute_dtype = DType::kF32;
+  bool frozen = false;
+  std::vector<ClientLayer> layers;
+  std::vector<ClientTensor> tensors;
+  int64_t max_message_bytes = 0;
+  int64_t preferred_shard_bytes = 0;
+  int64_t tile_row_count = 0;
+  int64_t max_call_count = 0;
+  ClientPosition position;
+  std::vector<ClientTrainer> trainers;
+  ClientMemoryPlan memory;
+
+  // Null where the server does not serve it.
+  const ClientLayer* FindLayer(int layer) const;
+  const ClientTensor* FindTensor(const std::string& name) const;
+};
+
+struct ClientCheckpoint {
+  std::string name;
+  int64_t step = 0;
+  int64_t byte_count = 0;
+};
+
+}  // namespace shardmlp

@@ -1,0 +1,231 @@
+#include "client/cpp/session.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/cpp/connection.h"
+#include "client/cpp/heartbeat.h"
+#include "client/cpp/proto_types.h"
+#include "client/cpp/retry.h"
+#include "client/cpp/shard_call.h"
+#include "client/cpp/shard_plan.h"
+#include "client/cpp/unary_call.h"
+#include "kernels/status.h"
+#include "proto/wire.h"
+#include "shardmlp/v1/compute.pb.h"
+#include "shardmlp/v1/training.grpc.pb.h"
+
+namespace shardmlp {
+namespace {
+
+absl::StatusOr<const ClientLayer*> FindLayer(const ServedModel& model, int layer) {
+  if (const ClientLayer* found = model.FindLayer(layer); found != nullptr) return found;
+  return Error(absl::StatusCode::kNotFound, Reason::kUnknownLayer,
+               absl::StrCat("layer ", layer, " is not among the ", model.layers.size(), " that the server has"));
+}
+
+// The stream's first and last messages. Request: v1::ForwardRequest or v1::BackwardRequest, with its header set.
+template <typename Request>
+void SetEnds(const Request& request, ShardCall& call) {
+  call.header = MakeWireMessage(request);
+  Request end;
+  end.mutable_end()->set_row_count(request.header().row_count());
+  call.end = MakeWireMessage(end);
+}
+
+// Sends `call` until it is answered or Retries says to stop. End: v1::ForwardEnd or v1::BackwardEnd.
+template <typename End>
+absl::StatusOr<End> RunWithRetries(Connections& connections, const std::string& name, const ShardCall& call) {
+  return WithRetries(Retries(connections.options().retry, connections.target(), name), [&]() -> absl::StatusOr<End> {
+    SHARDMLP_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, connections.Next());
+    const absl::StatusOr<std::string> body = RunShardCall(*connection, call, connections.options().stall_timeout);
+    if (IsConnectionLost(body.status())) connections.Replace(connection);
+    if (!body.ok()) return Annotate(body.status(), name);
+    End end;
+    if (!end.ParseFromString(*body) || end.row_count() != call.inputs.front().rows) {
+      return Error(absl::StatusCode::kInternal, Reason::kInvalidRows,
+                   absl::StrCat(name, ": the server's end counts ", end.row_count(), " rows, expected ",
+                                call.inputs.front().rows));
+    }
+    return end;
+  });
+}
+
+}  // namespace
+
+Session::Session(Connections& connections, const ServedModel& model, int64_t id, absl::Duration lease,
+                 const ClientPosition& position)
+    : connections_(connections),
+      model_(model),
+      id_(id),
+      position_(position),
+      heartbeat_(std::make_unique<Heartbeat>(connections, id, lease)) {}
+
+Session::~Session() { Close().IgnoreError(); }
+
+ClientPosition Session::position() const {
+  absl::MutexLock lock(&mutex_);
+  return position_;
+}
+
+int64_t Session::pending_row_count() const {
+  absl::MutexLock lock(&mutex_);
+  int64_t count = 0;
+  for (const auto& [layer, rows] : rows_) count += rows;
+  return count;
+}
+
+ClientPosition Session::MoveTo(const ClientPosition& position) {
+  absl::MutexLock lock(&mutex_);
+  position_ = position;
+  rows_.clear();
+  return position;
+}
+
+absl::StatusOr<int64_t> Session::Forward(int layer, ConstMatrixView x, MatrixView y) {
+  SHARDMLP_ASSIGN_OR_RETURN(const ClientLayer* const found, FindLayer(model_, layer));
+  SHARDMLP_RETURN_IF_ERROR(CheckMatrix("x", x, x.rows, found->hidden_size, x.dtype));
+  SHARDMLP_RETURN_IF_ERROR(CheckMatrix("y", y, x.rows, found->output_size, x.dtype));
+
+  v1::ForwardRequest request;
+  v1::ForwardHeader& header = *request.mutable_header();
+  header.set_session_id(id_);
+  header.set_layer(layer);
+  header.set_row_count(x.rows);
+  header.set_dtype(ToProto(x.dtype));
+
+  ShardCall call;
+  call.method = "/shardmlp.v1.Compute/Forward";
+  SetEnds(request, call);
+  call.inputs = {x};
+  call.output = y;
+  SHARDMLP_ASSIGN_OR_RETURN(call.rows_per_shard, ShardRowCount(model_, found->hidden_size * SizeOf(x.dtype)));
+  SHARDMLP_ASSIGN_OR_RETURN(
+      const v1::ForwardEnd end,
+      RunWithRetries<v1::ForwardEnd>(connections_, absl::StrCat("Forward of layer ", layer), call));
+  return end.weights_version();
+}
+
+absl::Status Session::Backward(int layer, int64_t weights_version, ConstMatrixView x, ConstMatrixView dy, MatrixView dx,
+                               bool weight_gradient) {
+  SHARDMLP_ASSIGN_OR_RETURN(const ClientLayer* const found, FindLayer(model_, layer));
+  SHARDMLP_RETURN_IF_ERROR(CheckMatrix("x", x, x.rows, found->hidden_size, x.dtype));
+  SHARDMLP_RETURN_IF_ERROR(CheckMatrix("dy", dy, x.rows, found->output_size, x.dtype));
+  if (!dx.empty()) SHARDMLP_RETURN_IF_ERROR(CheckMatrix("dx", dx, x.rows, found->hidden_size, x.dtype));
+  if (dx.empty() && !weight_gradient) return absl::OkStatus();
+
+  const ClientPosition sent_to = position();
+  SHARDMLP_RETURN_IF_ERROR(RunBackward(*found, weights_version, x, dy, dx, weight_gradient, sent_to));
+  if (!weight_gradient) return absl::OkStatus();
+  absl::MutexLock lock(&mutex_);
+  const bool open = position_.step == sent_to.step && position_.attempt == sent_to.attempt;
+  if (open) rows_[layer] += x.rows;
+  return absl::OkStatus();
+}
+
+absl::Status Session::RunBackward(const ClientLayer& layer, int64_t weights_version, ConstMatrixView x,
+                                  ConstMatrixView dy, MatrixView dx, bool weight_gradient,
+                                  const ClientPosition& position) {
+  v1::BackwardRequest request;
+  v1::BackwardHeader& header = *request.mutable_header();
+  header.set_session_id(id_);
+  header.set_layer(layer.layer);
+  header.set_row_count(x.rows);
+  header.set_dtype(ToProto(x.dtype));
+  header.set_call_id(next_call_id_.fetch_add(1));
+  header.set_step(position.step);
+  header.set_attempt(position.attempt);
+  header.set_weights_version(weights_version);
+  header.set_input_gradient(!dx.empty());
+  header.set_weight_gradient(weight_gradient);
+
+  ShardCall call;
+  call.method = "/shardmlp.v1.Compute/Backward";
+  SetEnds(request, call);
+  call.inputs = {x, dy};
+  call.output = dx;
+  SHARDMLP_ASSIGN_OR_RETURN(call.rows_per_shard,
+                            ShardRowCount(model_, (layer.hidden_size + layer.output_size) * SizeOf(x.dtype)));
+  return RunWithRetries<v1::BackwardEnd>(connections_, absl::StrCat("Backward of layer ", layer.layer), call).status();
+}
+
+absl::StatusOr<SealedStep> Session::SealStep() {
+  v1::SealStepRequest request;
+  request.set_session_id(id_);
+  {
+    absl::MutexLock lock(&mutex_);
+    request.set_step(position_.step);
+    request.set_attempt(position_.attempt);
+    for (const auto& [layer, rows] : rows_) {
+      v1::LayerRows& to = *request.add_layers();
+      to.set_layer(layer);
+      to.set_row_count(rows);
+    }
+  }
+  SHARDMLP_ASSIGN_OR_RETURN(
+      const v1::SealStepResponse response,
+      CallWithRetries(connections_, connections_.options().retry, "SealStep", &v1::Training::Stub::SealStep, request,
+                      connections_.options().seal_timeout));
+  const auto& sums = response.tensor_sums_of_squares();
+  return SealedStep{.tensor_sums_of_squares = {sums.begin(), sums.end()},
+                    .finite = response.finite(),
+                    .non_finite_origin = response.non_finite_origin()};
+}
+
+absl::StatusOr<ClientPosition> Session::CommitStep(const CommitOptions& options) {
+  v1::CommitStepRequest request = ToProto(options);
+  const ClientPosition open = position();
+  request.set_session_id(id_);
+  request.set_step(open.step);
+  request.set_attempt(open.attempt);
+  SHARDMLP_ASSIGN_OR_RETURN(
+      const v1::CommitStepResponse response,
+      CallWithRetries(connections_, connections_.options().retry, "CommitStep", &v1::Training::Stub::CommitStep,
+                      request, connections_.options().seal_timeout));
+  return MoveTo(FromProto(response.position()));
+}
+
+absl::StatusOr<ClientPosition> Session::DiscardStep(const std::string& reason) {
+  v1::DiscardStepRequest request;
+  const ClientPosition open = position();
+  request.set_session_id(id_);
+  request.set_step(open.step);
+  request.set_attempt(open.attempt);
+  request.set_reason(reason.substr(0, 256));
+  const absl::StatusOr<v1::DiscardStepResponse> response =
+      CallWithRetries(connections_, connections_.options().retry, "DiscardStep", &v1::Training::Stub::DiscardStep,
+                      request, connections_.options().seal_timeout);
+  // What was to be dropped is gone already.
+  if (absl::IsAborted(response.status())) return Resync();
+  SHARDMLP_RETURN_IF_ERROR(response.status());
+  return MoveTo(FromProto(response->position()));
+}
+
+absl::StatusOr<ClientPosition> Session::Resync() {
+  v1::RenewSessionRequest request;
+  request.set_session_id(id_);
+  SHARDMLP_ASSIGN_OR_RETURN(
+      const v1::RenewSessionResponse response,
+      CallWithRetries(connections_, connections_.options().retry, "RenewSession", &v1::Training::Stub::RenewSession,
+                      request, connections_.options().stall_timeout));
+  return MoveTo(FromProto(response.position()));
+}
+
+absl::Status Session::Close() {
+  std::unique_ptr<Heartbeat> heartbeat;
+  {
+    absl::MutexLock lock(&mutex_);
+    heartbeat = std::move(heartbeat_);
+  }
+  if (heartbeat == nullptr) return absl::OkStatus();
+  heartbeat.reset();
+  // One try: a server that can't be reached ends the session by itself, when the lease ends.
+  grpc::ClientContext context;
+  v1::CloseSessionRequest request;
+  request.set_session_id(id_);
+  return CallOnce(connections_, context, "CloseSession", &v1::Training::Stub::CloseSession, request,
+                  connections_.options().connect_timeout)
+      .status();
+}
+
+}  // namespace shardmlp

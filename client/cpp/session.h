@@ -1,0 +1,114 @@
+// A trainer's, or reader's, place on the server: forward, backward and the steps of training.
+//
+// Thread-safety: all methods may be called from several threads; calls run side by side.
+// Ownership: matrices are the caller's. Rows without gaps between them are sent from where they lie, and all must stay
+// until the method returns; whatever it returns, nothing refers to them any more. An output must not overlap an input,
+// which may have to be sent again.
+// Failure: absl::Status with a Reason (kernels/status.h). ABORTED means that the step's attempt is over: drop local
+// gradients, call DiscardStep, and run the batch again. NOT_FOUND (UNKNOWN_SESSION) means that the server has dropped
+// this session, or restarted: open another.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "client/cpp/served_model.h"
+#include "kernels/matrix.h"
+#include "kernels/optimizer.h"
+
+namespace shardmlp {
+
+class Connections;
+class Heartbeat;
+
+enum class ClientRole { kTrain, kRead };
+
+struct SessionOptions {
+  std::string run_id = "default";
+  ClientRole role = ClientRole::kTrain;
+  int trainer_count = 1;
+  int trainer_rank = 0;
+};
+
+struct SealedStep {
+  std::vector<double> tensor_sums_of_squares;  // ServedModel::tensors' order; unscaled, summed over trainers
+  bool finite = true;
+  std::string non_finite_origin;
+};
+
+struct ClientParameterGroup {
+  std::vector<std::string> tensors;  // from ServedModel::tensors; the groups hold each exactly once
+  Hyperparameters hyperparameters;
+};
+
+struct CommitOptions {
+  std::vector<ClientParameterGroup> groups = {};
+  double gradient_scale = 1;  // clip factor / (loss scale * averaged trainers)
+};
+
+// From Client::OpenSession. Its own thread renews the lease.
+class Session {
+ public:
+  // Private to Client: `connections` and `model` must outlive the session.
+  Session(Connections& connections, const ServedModel& model, int64_t id, absl::Duration lease,
+          const ClientPosition& position);
+  // Closes it, ignoring the result.
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  int64_t id() const { return id_; }
+  // The step that backward calls go to. Changed by CommitStep, DiscardStep and Resync alone, so that an attempt that
+  // ended under this session is noticed (ABORTED) and never slipped past.
+  ClientPosition position() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // y = MLP(x). x [T, H], y [T, O] of one dtype, any row stride. Returns the weights version for Backward.
+  absl::StatusOr<int64_t> Forward(int layer, ConstMatrixView x, MatrixView y);
+  // dx = the input gradient; adds (+=) the weight gradients to the open step. x [T, H], dy [T, O], dx [T, H] of one
+  // dtype. An empty dx with T > 0 asks for no input gradient; `weight_gradient` false asks for none on the server.
+  absl::Status Backward(int layer, int64_t weights_version, ConstMatrixView x, ConstMatrixView dy, MatrixView dx,
+                        bool weight_gradient = true);
+
+  // Says that all backward calls of this step were made, and waits for the other trainers.
+  absl::StatusOr<SealedStep> SealStep();
+  // Applies the sealed step.
+  absl::StatusOr<ClientPosition> CommitStep(const CommitOptions& options);
+  // Drops what the step holds, sealed or not, and moves to the attempt that is open now. Succeeds also where the
+  // attempt had ended by itself.
+  absl::StatusOr<ClientPosition> DiscardStep(const std::string& reason);
+  // Rows that backward sent with weight gradients in this attempt, over all layers.
+  int64_t pending_row_count() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Follows a restore: moves to the position that the server reports now.
+  absl::StatusOr<ClientPosition> Resync();
+
+  // Ends it now. Repeats succeed.
+  absl::Status Close();
+
+ private:
+  absl::Status RunBackward(const ClientLayer& layer, int64_t weights_version, ConstMatrixView x, ConstMatrixView dy,
+                           MatrixView dx, bool weight_gradient, const ClientPosition& position);
+  ClientPosition MoveTo(const ClientPosition& position) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  Connections& connections_;
+  const ServedModel& model_;
+  const int64_t id_;
+  std::atomic<int64_t> next_call_id_ = 1;
+
+  mutable absl::Mutex mutex_;
+  ClientPosition position_ ABSL_GUARDED_BY(mutex_);
+  // Backward rows with weight gradients that the open attempt has from this session, by layer.
+  std::map<int, int64_t> rows_ ABSL_GUARDED_BY(mutex_);
+  // Null once closed.
+  std::unique_ptr<Heartbeat> heartbeat_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace shardmlp

@@ -1,0 +1,193 @@
+// shardmlp._native: the C++ client as it is, for the Python package alone. Matrices come as addresses; whoever passes
+// one keeps its memory alive until the call returns. Everything that waits does so without the GIL.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "client/cpp/client.h"
+#include "client/python/native/fork_safe.h"
+#include "client/python/native/status.h"
+
+namespace shardmlp::python {
+namespace {
+
+namespace py = pybind11;
+
+MatrixView MakeMatrix(uintptr_t data, int64_t rows, int64_t cols, int64_t row_stride, DType dtype) {
+  return {reinterpret_cast<void*>(data), rows, cols, row_stride, dtype};
+}
+
+void DefineMatrix(py::module_& module) {
+  py::enum_<DType>(module, "DType")
+      .value("f32", DType::kF32)
+      .value("bf16", DType::kBF16)
+      .value("f16", DType::kF16)
+      .value("f64", DType::kF64);
+  py::class_<MatrixView>(module, "Matrix")
+      .def(py::init())
+      .def(py::init(&MakeMatrix), py::arg("data"), py::arg("rows"), py::arg("cols"), py::arg("row_stride"),
+           py::arg("dtype"));
+}
+
+void DefineModel(py::module_& module) {
+  py::class_<ClientPosition>(module, "Position")
+      .def_readonly("step", &ClientPosition::step)
+      .def_readonly("attempt", &ClientPosition::attempt)
+      .def_readonly("weights_version", &ClientPosition::weights_version);
+  py::class_<ClientLayer>(module, "Layer")
+      .def_readonly("layer", &ClientLayer::layer)
+      .def_readonly("module", &ClientLayer::module)
+      .def_readonly("hidden_size", &ClientLayer::hidden_size)
+      .def_readonly("intermediate_size", &ClientLayer::intermediate_size)
+      .def_readonly("output_size", &ClientLayer::output_size)
+      .def_readonly("activation", &ClientLayer::activation)
+      .def_readonly("gated", &ClientLayer::gated);
+  py::class_<ClientTensor>(module, "Tensor")
+      .def_readonly("name", &ClientTensor::name)
+      .def_readonly("layer", &ClientTensor::layer)
+      .def_readonly("shape", &ClientTensor::shape)
+      .def_readonly("dtype", &ClientTensor::dtype);
+  py::class_<ClientMemoryPlan>(module, "MemoryPlan")
+      .def_readonly("weights_bytes", &ClientMemoryPlan::weights_bytes)
+      .def_readonly("gradients_bytes", &ClientMemoryPlan::gradients_bytes)
+      .def_readonly("master_weights_bytes", &ClientMemoryPlan::master_weights_bytes)
+      .def_readonly("optimizer_bytes", &ClientMemoryPlan::optimizer_bytes)
+      .def_readonly("workspace_bytes", &ClientMemoryPlan::workspace_bytes)
+      .def_readonly("staging_bytes", &ClientMemoryPlan::staging_bytes);
+  py::class_<ServedModel>(module, "ServedModel")
+      .def_readonly("model_type", &ServedModel::model_type)
+      .def_readonly("compute_dtype", &ServedModel::compute_dtype)
+      .def_readonly("frozen", &ServedModel::frozen)
+      .def_readonly("layers", &ServedModel::layers)
+      .def_readonly("tensors", &ServedModel::tensors)
+      .def_readonly("position", &ServedModel::position)
+      .def_readonly("memory", &ServedModel::memory);
+  py::class_<ClientCheckpoint>(module, "Checkpoint")
+      .def_readonly("name", &ClientCheckpoint::name)
+      .def_readonly("step", &ClientCheckpoint::step)
+      .def_readonly("byte_count", &ClientCheckpoint::byte_count);
+}
+
+void DefineStep(py::module_& module) {
+  py::class_<AdamW>(module, "AdamW")
+      .def(py::init([](double learning_rate, double beta1, double beta2, double epsilon, double weight_decay) {
+             return AdamW{learning_rate, beta1, beta2, epsilon, weight_decay};
+           }),
+           py::kw_only(), py::arg("learning_rate"), py::arg("beta1"), py::arg("beta2"), py::arg("epsilon"),
+           py::arg("weight_decay"));
+  py::class_<Sgd>(module, "Sgd")
+      .def(py::init([](double learning_rate, double momentum, double dampening, double weight_decay, bool nesterov) {
+             return Sgd{learning_rate, momentum, dampening, weight_decay, nesterov};
+           }),
+           py::kw_only(), py::arg("learning_rate"), py::arg("momentum"), py::arg("dampening"), py::arg("weight_decay"),
+           py::arg("nesterov"));
+  py::class_<KeepFrozen>(module, "KeepFrozen").def(py::init());
+  py::class_<ClientParameterGroup>(module, "ParameterGroup")
+      .def(py::init([](std::vector<std::string> tensors, Hyperparameters hyperparameters) {
+             return ClientParameterGroup{std::move(tensors), hyperparameters};
+           }),
+           py::arg("tensors"), py::arg("hyperparameters"));
+  py::class_<SealedStep>(module, "SealedStep")
+      .def_readonly("tensor_sums_of_squares", &SealedStep::tensor_sums_of_squares)
+      .def_readonly("finite", &SealedStep::finite)
+      .def_readonly("non_finite_origin", &SealedStep::non_finite_origin);
+}
+
+void DefineSession(py::module_& module) {
+  py::class_<Session, ForkSafePtr<Session>>(module, "Session")
+      .def_property_readonly("position", &Session::position)
+      .def_property_readonly("pending_row_count", &Session::pending_row_count)
+      .def(
+          "forward",
+          [](Session& session, int layer, const MatrixView& x, const MatrixView& y) {
+            return WithoutGil([&] { return session.Forward(layer, x, y); });
+          },
+          py::arg("layer"), py::arg("x"), py::arg("y"))
+      .def(
+          "backward",
+          [](Session& session, int layer, int64_t weights_version, const MatrixView& x, const MatrixView& dy,
+             const MatrixView& dx, bool weight_gradient) {
+            WithoutGil([&] { return session.Backward(layer, weights_version, x, dy, dx, weight_gradient); });
+          },
+          py::arg("layer"), py::arg("weights_version"), py::arg("x"), py::arg("dy"), py::arg("dx"),
+          py::arg("weight_gradient"))
+      .def("seal_step", [](Session& session) { return WithoutGil([&] { return session.SealStep(); }); })
+      .def(
+          "commit_step",
+          [](Session& session, std::vector<ClientParameterGroup> groups, double gradient_scale) {
+            const CommitOptions options{std::move(groups), gradient_scale};
+            return WithoutGil([&] { return session.CommitStep(options); });
+          },
+          py::arg("groups"), py::arg("gradient_scale"))
+      .def(
+          "discard_step",
+          [](Session& session, const std::string& reason) {
+            return WithoutGil([&] { return session.DiscardStep(reason); });
+          },
+          py::arg("reason"))
+      .def("resync", [](Session& session) { return WithoutGil([&] { return session.Resync(); }); })
+      .def("close", [](Session& session) { WithoutGil([&] { return session.Close(); }); });
+}
+
+ForkSafePtr<Client> Connect(const std::string& target, int connections, double connect_timeout_seconds,
+                            double stall_timeout_seconds, double seal_timeout_seconds, double retry_budget_seconds) {
+  ClientOptions options;
+  options.connections = connections;
+  options.connect_timeout = absl::Seconds(connect_timeout_seconds);
+  options.stall_timeout = absl::Seconds(stall_timeout_seconds);
+  options.seal_timeout = absl::Seconds(seal_timeout_seconds);
+  options.retry.budget = absl::Seconds(retry_budget_seconds);
+  return MakeForkSafe(WithoutGil([&] { return Client::Connect(target, options); }));
+}
+
+ForkSafePtr<Session> OpenSession(Client& client, const std::string& run_id, bool train, int trainer_count,
+                                 int trainer_rank) {
+  const SessionOptions options{run_id, train ? ClientRole::kTrain : ClientRole::kRead, trainer_count, trainer_rank};
+  return MakeForkSafe(WithoutGil([&] { return client.OpenSession(options); }));
+}
+
+void DefineClient(py::module_& module) {
+  py::class_<Client, ForkSafePtr<Client>>(module, "Client")
+      .def_static("connect", &Connect, py::arg("target"), py::kw_only(), py::arg("connections"),
+                  py::arg("connect_timeout_seconds"), py::arg("stall_timeout_seconds"), py::arg("seal_timeout_seconds"),
+                  py::arg("retry_budget_seconds"))
+      .def_property_readonly("model", [](const Client& client) { return client.model(); })
+      .def("open_session", &OpenSession, py::keep_alive<0, 1>(), py::kw_only(), py::arg("run_id"), py::arg("train"),
+           py::arg("trainer_count"), py::arg("trainer_rank"))
+      .def(
+          "read_tensor",
+          [](Client& client, const std::string& name, uintptr_t data, int64_t byte_count) {
+            const absl::Span<char> to(reinterpret_cast<char*>(data), byte_count);
+            WithoutGil([&] { return client.ReadTensor(name, to); });
+          },
+          py::arg("name"), py::arg("data"), py::arg("byte_count"))
+      .def(
+          "save_checkpoint",
+          [](Client& client, const std::string& name) {
+            return WithoutGil([&] { return client.SaveCheckpoint(name); });
+          },
+          py::arg("name"))
+      .def(
+          "restore_checkpoint",
+          [](Client& client, const std::string& name) {
+            return WithoutGil([&] { return client.RestoreCheckpoint(name); });
+          },
+          py::arg("name"))
+      .def("list_checkpoints", [](Client& client) { return WithoutGil([&] { return client.ListCheckpoints(); }); });
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_native, module) {
+  DefineMatrix(module);
+  DefineModel(module);
+  DefineStep(module);
+  DefineSession(module);
+  DefineClient(module);
+}
+
+}  // namespace shardmlp::python

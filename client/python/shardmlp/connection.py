@@ -1,0 +1,196 @@
+"""A trainer's connection to one server, in torch tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from dataclasses import dataclass
+
+import torch
+
+from . import _native
+from .errors import Error
+
+_DTYPES = {
+    torch.float32: _native.DType.f32,
+    torch.bfloat16: _native.DType.bf16,
+    torch.float16: _native.DType.f16,
+    torch.float64: _native.DType.f64,
+}
+_TORCH_DTYPES = {native: dtype for dtype, native in _DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Run:
+    """Who this trainer is: ``run_id`` and ``trainer_count`` are equal on all trainers of a run, ``trainer_rank`` counts
+    them from 0. A trainer that does not ``train`` takes part in no step."""
+
+    run_id: str
+    trainer_count: int
+    trainer_rank: int
+    train: bool
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds. ``stall``: a call in which nothing moves fails. ``seal``: waiting for the other trainers. ``retry``:
+    how long what can safely be sent again is, before the failure is raised."""
+
+    connect: float = 10.0
+    stall: float = 120.0
+    seal: float = 600.0
+    retry: float = 60.0
+
+
+class Connection:
+    """The client and session of one trainer. Thread-safe, as both are.
+
+    Every method raises :class:`shardmlp.Error`. The connection belongs to the process that opened it: in a forked child
+    it can be dropped and nothing else.
+    """
+
+    def __init__(self, target: str, connections: int, timeouts: Timeouts) -> None:
+        self.target = target
+        self._owner = os.getpid()
+        self._client = _native.Client.connect(
+            target,
+            connections=connections,
+            connect_timeout_seconds=timeouts.connect,
+            stall_timeout_seconds=timeouts.stall,
+            seal_timeout_seconds=timeouts.seal,
+            retry_budget_seconds=timeouts.retry,
+        )
+        self.model = self._client.model
+        self._session: _native.Session | None = None
+        self._finalizer = weakref.finalize(self, lambda: None)
+        self.run: Run | None = None
+
+    @property
+    def client(self) -> _native.Client:
+        self._refuse_fork()
+        return self._client
+
+    @property
+    def session(self) -> _native.Session:
+        self._refuse_fork()
+        if self._session is None:
+            raise Error("no session is open: the Remote was closed", "FAILED_PRECONDITION", "UNKNOWN_SESSION")
+        return self._session
+
+    def open_session(self, run: Run) -> None:
+        """Takes ``run``'s place on the server; a session that was open is dropped."""
+        self._hold(
+            self.client.open_session(
+                run_id=run.run_id, train=run.train, trainer_count=run.trainer_count, trainer_rank=run.trainer_rank
+            )
+        )
+        self.run = run
+
+    def reopen_session(self) -> None:
+        """Takes the place again after the session was lost. A trainer needs the server where it left it: elsewhere it
+        raises FAILED_PRECONDITION (STALE_ATTEMPT), now and until restore()."""
+        lost = self.session
+        self.open_session(self.run)
+        expected, got = lost.position.step, self.session.position.step
+        if self.run.train and got != expected:
+            self.close()
+            self._hold(lost)
+            raise Error(
+                f"the server lost this trainer's session and is at step {got}, the trainer at step {expected}: restore "
+                "a checkpoint of the server and the trainer's own of the same step",
+                "FAILED_PRECONDITION",
+                "STALE_ATTEMPT",
+            )
+
+    def restore_checkpoint(self, name: str) -> None:
+        """Restores the server, and follows it, in a new session where the old one is gone."""
+        self.client.restore_checkpoint(name)
+        try:
+            self.session.resync()
+        except Error as error:
+            if error.reason != "UNKNOWN_SESSION":
+                raise
+            self.open_session(self.run)
+
+    def close(self) -> None:
+        """Ends the session. Repeats, and calls in a forked child, do nothing."""
+        self._session = None
+        self._finalizer()
+
+    def forward(self, layer: int, x: torch.Tensor, output_size: int) -> tuple[torch.Tensor, int]:
+        """y [T, O] and the weights version it was computed with, from x [T, H], in x's dtype and on its device."""
+        session = self.session
+        x = _host_rows(x)
+        y = torch.empty(x.shape[0], output_size, dtype=x.dtype)
+        version = session.forward(layer, _matrix(x), _matrix(y))
+        return y, version
+
+    def backward(
+        self,
+        layer: int,
+        weights_version: int,
+        x: torch.Tensor,
+        dy: torch.Tensor,
+        *,
+        input_gradient: bool,
+        weight_gradient: bool,
+    ) -> torch.Tensor | None:
+        """dx [T, H], or None where it is not asked for, from x [T, H] and dy [T, O] of one dtype."""
+        session = self.session
+        if weight_gradient and not self.run.train:
+            raise Error(
+                "no tensor of an MLP had requires_grad set when the model was offloaded, so this trainer takes part in "
+                "no step: set it before offload",
+                "FAILED_PRECONDITION",
+                "FROZEN",
+            )
+        x, dy = _host_rows(x), _host_rows(dy)
+        dx = torch.empty(x.shape, dtype=x.dtype) if input_gradient else None
+        to = _native.Matrix() if dx is None else _matrix(dx)
+        session.backward(layer, weights_version, _matrix(x), _matrix(dy), to, weight_gradient)
+        return dx
+
+    def read_tensor(self, tensor: _native.Tensor) -> torch.Tensor:
+        """The server's weights now, on the host, in the file's shape and the served dtype."""
+        to = torch.empty(tensor.shape, dtype=_TORCH_DTYPES[tensor.dtype])
+        self.client.read_tensor(tensor.name, to.data_ptr(), to.numel() * to.element_size())
+        return to
+
+    def _hold(self, session: _native.Session) -> None:
+        """Keeps ``session``, to be closed with this connection or at exit, so that its place is free at once."""
+        self._session = session
+        self._finalizer.detach()
+        self._finalizer = weakref.finalize(self, _close, session, self._owner)
+
+    def _refuse_fork(self) -> None:
+        if os.getpid() != self._owner:
+            raise Error(
+                f"the connection to {self.target} was opened by process {self._owner} and can't be used in process "
+                f"{os.getpid()}, which was forked from it: offload the model in the process that trains it",
+                "FAILED_PRECONDITION",
+            )
+
+
+def _close(session: _native.Session, owner: int) -> None:
+    if os.getpid() == owner:
+        with contextlib.suppress(Error):
+            session.close()
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """Raises TypeError for an element type that does not travel."""
+    if dtype not in _DTYPES:
+        raise TypeError(f"got a {dtype} tensor; a remote MLP takes float32, bfloat16, float16 or float64")
+
+
+def _host_rows(t: torch.Tensor) -> torch.Tensor:
+    """[T, C] on the host, each row dense; copied only where it is not so already."""
+    t = t.detach().cpu()
+    dense = t.stride(1) == 1 and (t.shape[0] <= 1 or t.stride(0) >= t.shape[1])
+    return t if dense else t.contiguous()
+
+
+def _matrix(t: torch.Tensor) -> _native.Matrix:
+    rows, cols = t.shape
+    return _native.Matrix(t.data_ptr(), rows, cols, max(t.stride(0), cols), _DTYPES[t.dtype])

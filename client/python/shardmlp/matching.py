@@ -1,0 +1,158 @@
+"""Which MLP of a model is which layer of the server, and whether the server computes it exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from . import _native
+from .connection import Connection, check_dtype
+from .remote_mlp import RemoteMLP
+
+# Dropout after the down projection, which stays with the trainer; elsewhere in an MLP it can't be honoured.
+_OUTPUT_DROPOUT = {"gpt2": "dropout"}
+
+# What wrappers (DataParallel, torch.compile, FSDP, checkpointing) put into a module's path.
+_WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+
+# The server's activations by canonical name, f64 to f64.
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": lambda x: x * torch.sigmoid(x),
+    "gelu": lambda x: x * (1 + torch.erf(x / math.sqrt(2))) / 2,
+    "gelu_tanh": lambda x: x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+    "gelu_fast": lambda x: x * (1 + torch.tanh(0.7978845608 * (x + 0.044715 * x**3))) / 2,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu": lambda x: x.clamp(min=0),
+    "relu2": lambda x: x.clamp(min=0) ** 2,
+}
+
+
+@dataclass(frozen=True)
+class Match:
+    """A layer of the server and the module, at ``path`` in the model, that it replaces."""
+
+    layer: _native.Layer
+    path: str
+    module: nn.Module
+    tensors: dict[str, _native.Tensor]  # by parameter name in `module`
+    output_dropout: nn.Module | None
+
+
+def match_layers(model: nn.Module, served: _native.ServedModel) -> list[Match]:
+    """Finds every layer of the server in ``model`` and checks it. Raises ValueError naming what differs."""
+    paths: dict[str, list[str]] = {}
+    for path, _ in model.named_modules():
+        plain = ".".join(part for part in path.split(".") if part not in _WRAPPERS)
+        paths.setdefault(plain, []).append(path)
+    return [_match(model, served, layer, paths) for layer in served.layers]
+
+
+def check_outputs(match: Match, connection: Connection) -> None:
+    """Raises ValueError where module and server give different outputs: other weights, or another computation. A few
+    rows tell them apart; how exact the server is does not matter here."""
+    parameter = next(match.module.parameters())
+    if any(p.is_meta for p in match.module.parameters()):
+        return
+    generator = torch.Generator().manual_seed(match.layer.layer)
+    x = torch.randn(4, match.layer.hidden_size, generator=generator).to(parameter)
+    modes = [(module, module.training) for module in match.module.modules()]
+    match.module.eval()
+    with torch.no_grad():
+        expected = match.module(x).double().cpu()
+    for module, training in modes:
+        module.training = training
+    got, _ = connection.forward(match.layer.layer, x, match.layer.output_size)
+    scale = expected.abs().max().clamp(min=1e-30)
+    difference = ((got.double().cpu() - expected).abs().max() / scale).item()
+    if not difference < 0.05:
+        _refuse(
+            match.path,
+            f"its output differs from the server's by {difference:.2g}, relative; the server was started "
+            "with other weights, or the module computes something else",
+        )
+
+
+def _match(model: nn.Module, served: _native.ServedModel, layer: _native.Layer, paths: dict[str, list[str]]) -> Match:
+    path = _find(layer.module, paths)
+    module = model.get_submodule(path)
+    if isinstance(module, RemoteMLP):
+        _refuse(path, "it is offloaded already")
+    prefix = layer.module + "."
+    tensors = {t.name.removeprefix(prefix): t for t in served.tensors if t.layer == layer.layer}
+    dropout = _OUTPUT_DROPOUT.get(served.model_type)
+    _check_tensors(path, module, tensors)
+    _check_modules(path, module, dropout)
+    _check_activation(path, module, layer)
+    return Match(layer, path, module, tensors, getattr(module, dropout) if dropout else None)
+
+
+def _find(module: str, paths: dict[str, list[str]]) -> str:
+    """The path of the server's ``module``, which base models have without the first part and wrappers with more."""
+    for name in (module, module.partition(".")[2]):
+        found = [path for plain in paths if plain == name or plain.endswith("." + name) for path in paths[plain]]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise ValueError(f"cannot offload {module}: the model has several of it: {', '.join(found)}")
+    raise ValueError(f"cannot offload {module}: the server owns it and the model has no such module")
+
+
+def _check_tensors(path: str, module: nn.Module, tensors: dict[str, _native.Tensor]) -> None:
+    local = dict(module.named_parameters())
+    for name, p in local.items():
+        if name not in tensors:
+            _refuse(
+                f"{path}.{name}",
+                "the server has no such tensor; adapters on an MLP can't be honoured"
+                if "lora" in name or "base_layer" in name
+                else "the server has no such tensor",
+            )
+        if list(p.shape) != list(tensors[name].shape):
+            _refuse(f"{path}.{name}", f"got {list(p.shape)}, the server has {list(tensors[name].shape)}")
+        if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
+            _refuse(f"{path}.{name}", "it has a gradient hook, and its gradient stays on the server")
+        try:
+            check_dtype(p.dtype)
+        except TypeError as error:
+            _refuse(f"{path}.{name}", str(error))
+    for name, tensor in tensors.items():
+        if name not in local:
+            _refuse(f"{path}.{name}", f"the server has {tensor.name} {list(tensor.shape)} and the model does not")
+    for name, _ in module.named_buffers():
+        _refuse(f"{path}.{name}", "the server has no such buffer")
+
+
+def _check_modules(path: str, module: nn.Module, output_dropout: str | None) -> None:
+    for name, child in module.named_modules():
+        where = f"{path}.{name}" if name else path
+        if any((child._forward_hooks, child._forward_pre_hooks, child._backward_hooks, child._backward_pre_hooks)):
+            _refuse(where, "it has a hook, which would no longer run; register it after offload")
+        if "forward" in vars(child):
+            _refuse(where, "its forward was replaced, so what it computes is not known")
+        if list(child.parameters(recurse=False)) and type(child) is not nn.Linear and type(child).__name__ != "Conv1D":
+            _refuse(where, f"got a {type(child).__name__}, expected a plain linear layer")
+        if isinstance(child, nn.modules.dropout._DropoutNd) and child.p > 0 and name != output_dropout:
+            _refuse(where, f"dropout {child.p} inside the MLP can't be honoured")
+
+
+def _check_activation(path: str, module: nn.Module, layer: _native.Layer) -> None:
+    name = next((name for name in ("act_fn", "activation_fn", "act") if callable(getattr(module, name, None))), None)
+    if name is None:
+        _refuse(
+            path,
+            f"a {type(module).__name__} has no activation that could be checked against the server's "
+            f"{layer.activation}",
+        )
+    x = torch.linspace(-8, 8, 257, dtype=torch.float64)
+    with torch.no_grad():
+        difference = (getattr(module, name)(x) - _ACTIVATIONS[layer.activation](x)).abs().max().item()
+    if not difference < 1e-12:
+        _refuse(f"{path}.{name}", f"it differs from the server's {layer.activation} by {difference:.2g}")
+
+
+def _refuse(path: str, reason: str) -> None:
+    raise ValueError(f"cannot offload {path}: {reason}")

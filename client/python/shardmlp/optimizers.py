@@ -1,0 +1,68 @@
+"""Which torch optimizers the server has, and their hyperparameters as the server takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import _native
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Raises ValueError naming the optimizer, or its option, that the server does not have."""
+    kind = type(optimizer)
+    if kind not in _HYPERPARAMETERS:
+        raise ValueError(
+            f"got optimizer {kind.__module__}.{kind.__qualname__}; the server has torch.optim.AdamW (without amsgrad "
+            "and maximize) and torch.optim.SGD (without maximize)"
+        )
+    for index, group in enumerate(optimizer.param_groups):
+        for option in ("amsgrad", "maximize", "differentiable"):
+            if group.get(option):
+                raise ValueError(f"{kind.__name__} with {option}=True (parameter group {index}): the server lacks it")
+
+
+def parameter_groups(
+    optimizer: torch.optim.Optimizer, tensors: Iterable[str], trained: dict[str, nn.Parameter]
+) -> list[_native.ParameterGroup]:
+    """``tensors``, which are all of the server's, in the optimizer's groups, with each group's hyperparameters as they
+    are now. What is not among ``trained``, or in no group, gets no update."""
+    check_optimizer(optimizer)
+    of_group = _HYPERPARAMETERS[type(optimizer)]
+    left = {id(p): name for name, p in trained.items()}
+    groups = []
+    for group in optimizer.param_groups:
+        names = [left.pop(id(p)) for p in group["params"] if id(p) in left]
+        if names:
+            groups.append(_native.ParameterGroup(names, of_group(group)))
+    frozen = [name for name in tensors if name not in trained or name in left.values()]
+    if frozen:
+        groups.append(_native.ParameterGroup(frozen, _native.KeepFrozen()))
+    return groups
+
+
+def _adamw(group: dict[str, Any]) -> _native.AdamW:
+    beta1, beta2 = group["betas"]
+    return _native.AdamW(
+        learning_rate=float(group["lr"]),
+        beta1=float(beta1),
+        beta2=float(beta2),
+        epsilon=float(group["eps"]),
+        weight_decay=float(group["weight_decay"]),
+    )
+
+
+def _sgd(group: dict[str, Any]) -> _native.Sgd:
+    return _native.Sgd(
+        learning_rate=float(group["lr"]),
+        momentum=float(group["momentum"]),
+        dampening=float(group["dampening"]),
+        weight_decay=float(group["weight_decay"]),
+        nesterov=bool(group["nesterov"]),
+    )
+
+
+_HYPERPARAMETERS = {torch.optim.AdamW: _adamw, torch.optim.SGD: _sgd}

@@ -1,0 +1,260 @@
+"""shardmlp.offload, and what it returns."""
+
+from __future__ import annotations
+
+import functools
+import types
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import _native
+from .connection import Connection, Run, Timeouts
+from .matching import Match, check_outputs, match_layers
+from .optimizers import check_optimizer
+from .remote_mlp import Placeholder, RemoteMLP
+from .step import Step
+
+
+@dataclass(frozen=True)
+class OffloadedLayer:
+    """An MLP that was swapped: where it is in the model, what stands there now, and the bytes it freed."""
+
+    path: str
+    module: RemoteMLP
+    freed_bytes: int
+
+
+def offload(
+    model: nn.Module,
+    target: str,
+    *,
+    run_id: str = "default",
+    trainer_count: int = 1,
+    trainer_rank: int = 0,
+    average: bool = True,
+    connections: int = 1,
+    timeouts: Timeouts = Timeouts(),
+) -> Remote:
+    """Swaps every MLP of ``model`` that the server owns for a :class:`RemoteMLP`, and frees its memory.
+
+    Tensors whose ``requires_grad`` is False get no update; where it is so for all of them, or the server is frozen (all
+    are then set to it), this trainer takes part in no step. All checks come before the first swap, so that a refusal
+    leaves the model as it was.
+
+    Args:
+        model: A transformers model, wrapped or not, or one of the same module paths. It is changed in place.
+        target: "host:port" or "unix:/path".
+        run_id: Names the training run; the same on all of its trainers.
+        trainer_count: Trainers in the run. A step waits for all of them.
+        trainer_rank: This one, from 0.
+        average: Whether the trainers average their gradients, as DistributedDataParallel does, or add them.
+        connections: TCP connections to the server.
+        timeouts: Seconds to wait for what.
+
+    Raises:
+        ValueError: The model is not the server's (the tensor, module or activation that differs is named), an MLP has
+            adapters, hooks or dropout that can't be honoured, or it is offloaded already.
+        Error: The server is unreachable or refuses the session.
+    """
+    connection = Connection(target, connections, timeouts)
+    matches = match_layers(model, connection.model)
+    parameters = [m.module.get_parameter(name) for m in matches for name in m.tensors]
+    train = not connection.model.frozen and any(p.requires_grad for p in parameters)
+    connection.open_session(Run(run_id, trainer_count, trainer_rank, train))
+    try:
+        if connection.session.position.step == 0:  # afterwards the server's weights are its own
+            for match in matches:
+                check_outputs(match, connection)
+    except BaseException:
+        connection.close()
+        raise
+    return Remote(model, connection, matches, average)
+
+
+class Remote:
+    """The server's part of an offloaded model. Made by :func:`offload`; a context manager that closes the session.
+
+    Attributes:
+        model: The model, which now computes its MLPs on the server.
+        layers: What was swapped.
+    """
+
+    def __init__(self, model: nn.Module, connection: Connection, matches: list[Match], average: bool) -> None:
+        self.model = model
+        self._connection = connection
+        self._step = Step(connection, model, average)
+        self.layers = [self._swap(match) for match in matches]
+        for layer in self.layers:
+            self._step.placeholders.update(layer.module.placeholders())
+        if connection.model.frozen:
+            for p in self._step.placeholders.values():
+                p.requires_grad_(False)
+        _discard_first(model, self._step)
+
+    @property
+    def step(self) -> int:
+        """Steps that were committed since the server's weights were first loaded."""
+        return self._connection.session.position.step
+
+    @property
+    def memory_plan(self) -> _native.MemoryPlan:
+        """What the server holds, in bytes by use."""
+        return self._connection.model.memory
+
+    def report(self) -> str:
+        """A table of the layers that were swapped: sizes, activation, tensors that are trained, and memory freed."""
+        rows = [("layer", "module", "H", "I", "O", "activation", "trained", "freed MiB")]
+        for offloaded in self.layers:
+            layer = offloaded.module.layer
+            trained = [p.requires_grad for p in offloaded.module.parameters()]
+            rows.append(
+                (
+                    str(layer.layer),
+                    offloaded.path,
+                    str(layer.hidden_size),
+                    str(layer.intermediate_size),
+                    str(layer.output_size),
+                    layer.activation + (", gated" if layer.gated else ""),
+                    f"{sum(trained)} of {len(trained)}",
+                    f"{offloaded.freed_bytes / 2**20:.1f}",
+                )
+            )
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+        freed = sum(layer.freed_bytes for layer in self.layers) / 2**20
+        return "\n".join([*table, f"{len(self.layers)} MLPs on {self._connection.target}, {freed:.1f} MiB freed here"])
+
+    def wrap(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Makes ``optimizer`` train the server's tensors too, and returns it, the same object.
+
+        Its ``step()`` first commits the server's half with each parameter group's hyperparameters as they are then, and
+        then does the local half. Where the server can't commit, the local half is not done: StepAborted says to run the
+        step's batches again; any other Error leaves gradients as they are, so that ``step()`` may be called again, or
+        the run restored. Its ``zero_grad()``, and the model's, first discard what the server holds and no step()
+        committed.
+
+        The optimizer must hold the model's parameters, as they are before offload or after it. One of the server's
+        tensors that it does not hold, or that has no gradient, gets no update, as in torch. Loss scaling (GradScaler)
+        is not supported: its scale never reaches the server. Gradient clipping is :meth:`clip_grad_norm_`'s.
+
+        Raises:
+            ValueError: An optimizer or option that the server lacks, one that holds none of the server's tensors or
+                has updated them already, or a second optimizer.
+        """
+        check_optimizer(optimizer)
+        if self._step.optimizer is not None:
+            raise ValueError("an optimizer is wrapped already, and one alone can commit the server's steps")
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        trained = {name: p for name, p in self._step.placeholders.items() if p.requires_grad}
+        if trained and not any(id(p) in held for p in trained.values()):
+            raise ValueError(
+                f"the optimizer holds none of the server's tensors, such as {next(iter(trained))}: give it "
+                "model.parameters(), and where they are not to be trained, set requires_grad to False"
+            )
+        for name, p in trained.items():
+            if any(torch.is_tensor(value) and value.numel() > 1 for value in optimizer.state.get(p, {}).values()):
+                raise ValueError(
+                    f"the optimizer has updated {name} before, and its state can't move to the server: "
+                    "give a new optimizer"
+                )
+        self._step.optimizer = optimizer
+        optimizer.register_step_pre_hook(functools.partial(_commit_first, self._step))
+        _discard_first(optimizer, self._step)
+        return optimizer
+
+    def clip_grad_norm_(self, max_norm: float, error_if_nonfinite: bool = False) -> torch.Tensor:
+        """Scales the gradients, local and the server's, so that their global 2-norm is at most ``max_norm``.
+
+        As torch.nn.utils.clip_grad_norm_ over all of the model's parameters, which by itself would not see the
+        server's. Seals the step: no backward may follow until step() or zero_grad(). Several trainers must all call it.
+
+        Returns:
+            The norm before scaling, a scalar tensor. Where it is not finite, step() will refuse and zero_grad()
+            discards the step.
+
+        Raises:
+            RuntimeError: The norm is not finite and ``error_if_nonfinite`` is set.
+            StepAborted: Run the step's batches again.
+        """
+        return self._step.clip(max_norm, error_if_nonfinite)
+
+    def state_dict(self) -> dict[str, Any]:
+        """A complete checkpoint of the model: ``model.state_dict()``, which fetches the server's weights to the host
+        under their own names, in the dtype that the model had. ``model.save_pretrained(path)`` writes the same.
+        ``model.load_state_dict()`` takes it, but no weights for the server that it does not have already."""
+        return self.model.state_dict()
+
+    def local_state_dict(self) -> dict[str, Any]:
+        """``model.state_dict()`` without the server's tensors, to be saved beside a checkpoint of the server."""
+        placeholders = [module for module in self.model.modules() if isinstance(module, Placeholder)]
+        for placeholder in placeholders:
+            placeholder.fetches = False
+        try:
+            return self.model.state_dict()
+        finally:
+            for placeholder in placeholders:
+                placeholder.fetches = True
+
+    def save_checkpoint(self, name: str) -> _native.Checkpoint:
+        """Saves the server's weights and optimizer state, as of the last commit, under ``name`` on the server. A
+        checkpoint of that name is replaced. Local parameters and the optimizer are the caller's to save."""
+        return self._connection.client.save_checkpoint(name)
+
+    def checkpoints(self) -> list[_native.Checkpoint]:
+        """The server's checkpoints, oldest first."""
+        return self._connection.client.list_checkpoints()
+
+    def restore(self, name: str) -> None:
+        """Takes the server back to the checkpoint ``name`` and zeroes local gradients. Works after the server was
+        restarted, too. Local parameters and the optimizer are the caller's to take back to the same step. Of several
+        trainers, each calls it before any goes on.
+
+        Raises:
+            Error: NOT_FOUND, no such checkpoint; DATA_LOSS, it is torn or altered; FAILED_PRECONDITION, it is of
+                another model. The server is as it was.
+        """
+        self._connection.restore_checkpoint(name)
+        self._step.forget()
+
+    def close(self) -> None:
+        """Ends the session. The model can't compute its MLPs any more."""
+        self._connection.close()
+
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _swap(self, match: Match) -> OffloadedLayer:
+        freed = sum(p.numel() * p.element_size() for p in match.module.parameters() if not p.is_meta)
+        module = RemoteMLP(match.module, match.layer, match.tensors, self._step, match.output_dropout)
+        parent, _, name = match.path.rpartition(".")
+        setattr(self.model.get_submodule(parent), name, module)
+        return OffloadedLayer(match.path, module, freed)
+
+
+def _discard_first(owner: nn.Module | torch.optim.Optimizer, step: Step) -> None:
+    """Makes ``owner.zero_grad()`` discard the server's gradients before it zeroes its own."""
+    zero_local = owner.zero_grad
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        step.discard()
+        zero_local(set_to_none)
+
+    zero_grad.__doc__ = zero_local.__doc__
+    owner.zero_grad = types.MethodType(zero_grad, owner)
+
+
+def _commit_first(step: Step, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """An optimizer's step pre-hook. A closure makes the gradients that are to be committed, so it runs here."""
+    closure = kwargs.pop("closure", None) or next(iter(args[1:]), None)
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+        kwargs["closure"] = lambda: loss
+    step.commit(optimizer)
+    return args[:1], kwargs

@@ -1,0 +1,161 @@
+"""The module that stands where an MLP was, and its autograd function."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from . import _native
+from .connection import Connection, check_dtype
+from .errors import Error
+from .step import Step
+
+
+class RemoteMLP(nn.Module):
+    """An MLP whose weights a server owns: y = MLP(x), x [..., H] to y [..., O], in x's dtype (under autocast, in its).
+
+    Its submodules and parameters have the original's names. The parameters are the original Parameter objects with
+    their memory taken away: zero elements, the same dtype and ``requires_grad``. In an optimizer's group they stand for
+    the server's tensors, and a ``grad`` of zero elements says that the server holds a gradient. ``state_dict()``
+    fetches the server's weights under these names, and ``load_state_dict()`` refuses weights that are not the server's.
+
+    Raises :class:`shardmlp.Error`, and :class:`shardmlp.StepAborted` where the step's attempt ended. Can't be copied,
+    pickled, or differentiated twice.
+    """
+
+    def __init__(
+        self,
+        original: nn.Module,
+        layer: _native.Layer,
+        tensors: dict[str, _native.Tensor],
+        step: Step,
+        output_dropout: nn.Module | None,
+    ) -> None:
+        """``tensors``: what the server owns, by parameter name in ``original``, which is left without memory."""
+        super().__init__()
+        self.layer = layer
+        self._step = step
+        self._tensors = tensors
+        for name, tensor in tensors.items():
+            path, _, leaf = name.rpartition(".")
+            if path not in self._modules:
+                self.add_module(path, Placeholder(step.connection))
+            self._modules[path].take(leaf, original.get_parameter(name), tensor)
+        self.dropout = output_dropout
+        self.train(original.training)
+
+    @torch._disable_dynamo  # as torch.compiler.disable, which would import the compiler
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[-1:] != (self.layer.hidden_size,):
+            raise ValueError(f"{self.layer.module}: got x {list(x.shape)}, expected [..., {self.layer.hidden_size}]")
+        device = x.device.type
+        if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+            x = x.to(torch.get_autocast_dtype(device))
+        check_dtype(x.dtype)
+        y = _RemoteFunction.apply(self.layer, self._step, x, *map(self.get_parameter, self._tensors))
+        return y if self.dropout is None else self.dropout(y)
+
+    def placeholders(self) -> dict[str, nn.Parameter]:
+        """The Parameters that stand for the server's tensors, by the server's names."""
+        return {tensor.name: self.get_parameter(name) for name, tensor in self._tensors.items()}
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError(
+            f"{self.layer.module} is offloaded to {self._step.connection.target} and can't be copied or "
+            "pickled: take model.state_dict(), which holds the server's tensors too, and offload the copy"
+        )
+
+    def extra_repr(self) -> str:
+        layer = self.layer
+        return (
+            f"{layer.module} on {self._step.connection.target}, H={layer.hidden_size}, I={layer.intermediate_size},"
+            f" O={layer.output_size}, {layer.activation}{', gated' if layer.gated else ''}"
+        )
+
+
+class Placeholder(nn.Module):
+    """Stands where a linear layer was, and holds its parameters without their memory."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self.fetches = True  # whether state_dict() holds the server's weights
+        self._connection = connection
+        self._tensors: dict[str, _native.Tensor] = {}
+
+    def take(self, name: str, parameter: nn.Parameter, tensor: _native.Tensor) -> None:
+        """Frees ``parameter``'s memory and holds it as ``name``, which stands for the server's ``tensor``."""
+        empty = torch.empty(0, dtype=parameter.dtype, device="cpu" if parameter.is_meta else parameter.device)
+        if parameter.is_meta:
+            parameter = nn.Parameter(empty, parameter.requires_grad)
+        else:
+            parameter.data = empty
+            parameter.grad = None
+        self.register_parameter(name, parameter)
+        self._tensors[name] = tensor
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        for name, tensor in self._tensors.items() if self.fetches else ():
+            destination[prefix + name] = self._connection.read_tensor(tensor).to(self._parameters[name].dtype)
+
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ):
+        for name, tensor in self._tensors.items():
+            given = state_dict.get(prefix + name)
+            if given is None or given.numel() == 0:
+                continue
+            served = self._connection.read_tensor(tensor).to(given.dtype)
+            if not torch.equal(served, given.cpu()):
+                error_msgs.append(
+                    f"{prefix + name}: differs from the server's weights, which only a server that starts with this "
+                    "model, or remote.restore() of a checkpoint, can replace"
+                )
+
+
+class _RemoteFunction(torch.autograd.Function):
+    """y [..., O] from x [..., H]. The placeholders are inputs so that backward runs, and as often, as it would for the
+    weights themselves."""
+
+    @staticmethod
+    def forward(ctx, layer: _native.Layer, step: Step, x: torch.Tensor, *placeholders: nn.Parameter) -> torch.Tensor:
+        rows = x.reshape(-1, layer.hidden_size)
+        y, version = step.guard(lambda: step.connection.forward(layer.layer, rows, layer.output_size))
+        ctx.layer, ctx.step = layer, step
+        ctx.placeholders = placeholders
+        # One package: where checkpointing recomputes x, backward must quote the version that the new x came from.
+        ctx.save_for_backward(x, torch.tensor(version))
+        return y.to(x.device).reshape(*x.shape[:-1], layer.output_size)
+
+    @staticmethod
+    def backward(ctx, dy: torch.Tensor):
+        if torch.is_grad_enabled():
+            raise Error(
+                f"{ctx.layer.module}: a remote MLP can't be differentiated twice (create_graph=True)", "UNIMPLEMENTED"
+            )
+        layer, step = ctx.layer, ctx.step
+        x, version = ctx.saved_tensors
+        _, _, input_gradient, *trained = ctx.needs_input_grad
+        trained = [p if needed else None for p, needed in zip(ctx.placeholders, trained)]
+        dx = step.guard(
+            lambda: step.connection.backward(
+                layer.layer,
+                int(version),
+                x.reshape(-1, layer.hidden_size),
+                dy.to(x.dtype).reshape(-1, layer.output_size),
+                input_gradient=input_gradient,
+                weight_gradient=any(p is not None and _accumulates(p) for p in trained),
+            )
+        )
+        if dx is not None:
+            dx = dx.to(x.device).reshape(x.shape)
+        return None, None, dx, *(None if p is None else torch.zeros_like(p) for p in trained)
+
+
+def _accumulates(parameter: nn.Parameter) -> bool:
+    """Whether the backward that runs now adds to ``parameter.grad``, as autograd.grad() and backward(inputs=...) may
+    not."""
+    node = torch.autograd.graph.get_gradient_edge(parameter).node
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # autograd.grad() with the parameter among its inputs, which returns gradients and adds none
+        return False

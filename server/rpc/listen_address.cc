@@ -1,0 +1,44 @@
+#include "server/rpc/listen_address.h"
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+namespace shardmlp {
+namespace {
+
+constexpr int kMaxPort = 65535;
+
+bool IsUnix(absl::string_view address) {
+  return absl::StartsWith(address, "unix:") || absl::StartsWith(address, "unix-abstract:");
+}
+
+bool IsLoopback(absl::string_view host) {
+  return host == "localhost" || host == "[::1]" || absl::StartsWith(host, "127.");
+}
+
+}  // namespace
+
+absl::Status CheckListenAddress(absl::string_view address, bool anywhere) {
+  if (IsUnix(address)) return absl::OkStatus();
+  const size_t colon = address.rfind(':');
+  int port = 0;
+  if (colon == absl::string_view::npos || colon == 0 || !absl::SimpleAtoi(address.substr(colon + 1), &port) ||
+      port < 0 || port > kMaxPort) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("address is \"", address, "\", expected host:port, [ipv6]:port or unix:/path"));
+  }
+  const absl::string_view host = address.substr(0, colon);
+  if (anywhere || IsLoopback(host)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("address \"", address, "\" is not loopback: anyone who reaches it could read and change the ",
+                   "weights, without TLS. Say --insecure-listen-anywhere where the network keeps others out"));
+}
+
+std::string WithBoundPort(absl::string_view address, int port) {
+  if (IsUnix(address)) return std::string(address);
+  return absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
+}
+
+}  // namespace shardmlp

@@ -1,0 +1,18 @@
+// Where a server may listen.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace shardmlp {
+
+// Takes "host:port", "[ipv6]:port", "unix:/path" and "unix-abstract:name". INVALID_ARGUMENT for anything else, and,
+// unless `anywhere`, for a host that other machines can reach: whoever connects is served, without TLS.
+absl::Status CheckListenAddress(absl::string_view address, bool anywhere);
+
+// `address` with the port that was bound in place of 0.
+std::string WithBoundPort(absl::string_view address, int port);
+
+}  // namespace shardmlp

@@ -1,0 +1,58 @@
+// The gRPC server: addresses, services, health and reflection, from the first listen to the last stream's end.
+#pragma once
+
+#include <grpcpp/server.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/metrics.h"
+#include "server/rpc/engine_slot.h"
+#include "server/rpc/message_limits.h"
+#include "server/rpc/shard_streams.h"
+
+namespace shardmlp {
+
+struct RpcServerOptions {
+  std::vector<std::string> listen = {"127.0.0.1:50051"};  // as CheckListenAddress takes them; port 0 takes a free one
+  bool insecure_listen_anywhere = false;                  // addresses that are not loopback
+  MessageLimits limits = {};
+  absl::Duration stall_timeout = absl::Seconds(60);  // how long a call may wait for its client
+};
+
+// Thread-safe, but for the destructor.
+class RpcServer {
+ public:
+  // Listens. Health answers NOT_SERVING, and everything else UNAVAILABLE, until Serve. INVALID_ARGUMENT for an address
+  // that is none or not allowed; UNAVAILABLE for one that is taken. `metrics` must outlive the server.
+  static absl::StatusOr<std::unique_ptr<RpcServer>> Listen(const RpcServerOptions& options, Metrics& metrics);
+  // Does not listen yet; use Listen.
+  RpcServer(const RpcServerOptions& options, Metrics& metrics);
+  // Shuts down at once where Shutdown was not called.
+  ~RpcServer();
+
+  // As listened on, with the ports that were bound.
+  const std::vector<std::string>& addresses() const { return addresses_; }
+  // Serves `engine`, which must outlive the server.
+  void Serve(Engine& engine);
+  // What health answers.
+  void SetHealth(bool serving);
+  // Waits until no shard stream is open; false where some are at `deadline`.
+  bool AwaitIdle(absl::Time deadline) { return streams_.AwaitNone(deadline); }
+  // Ends every stream with `status`, takes no more, and returns when every rpc is over; those that are not at
+  // `deadline` are cut. Rpcs that wait in the engine end when it shuts down, which comes first.
+  void Shutdown(const absl::Status& status, absl::Time deadline);
+
+ private:
+  EngineSlot engine_;
+  ShardStreams streams_;
+  std::vector<std::unique_ptr<grpc::Service>> services_;
+  std::unique_ptr<grpc::Server> server_;
+  std::vector<std::string> addresses_;
+};
+
+}  // namespace shardmlp

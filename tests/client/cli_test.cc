@@ -1,0 +1,220 @@
+// shardmlpctl: what it prints, its exit codes, and the arithmetic that it verifies by.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/cli/commands.h"
+#include "client/cli/elements.h"
+#include "client/cli/reference_mlp.h"
+#include "tests/client/fake_server.h"
+
+namespace shardmlp {
+namespace {
+
+using fake::FakeModel;
+using fake::FakeServer;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+struct Outcome {
+  int exit_code = -1;
+  std::string output;  // both streams
+};
+
+Outcome Run(const std::string& arguments) {
+  FILE* const pipe = popen(absl::StrCat(SHARDMLPCTL, " ", arguments, " 2>&1").c_str(), "r");
+  Outcome outcome;
+  std::array<char, 4096> buffer;
+  while (const size_t count = fread(buffer.data(), 1, buffer.size(), pipe)) outcome.output.append(buffer.data(), count);
+  outcome.exit_code = WEXITSTATUS(pclose(pipe));
+  return outcome;
+}
+
+Outcome RunAgainst(const FakeServer& server, const std::string& arguments) {
+  return Run(absl::StrCat("--target=", server.target(), " ", arguments));
+}
+
+TEST(CtlTest, InfoShowsWhatIsServed) {
+  fake::FakeServerOptions options{.model = FakeModel()};
+  v1::TrainerInfo& trainer = *options.model.add_trainers();
+  trainer.set_run_id("mine");
+  trainer.set_trainer_rank(1);
+  trainer.set_trainer_count(2);
+  trainer.set_sealed(true);
+  FakeServer server(options);
+
+  const Outcome text = RunAgainst(server, "info");
+  EXPECT_EQ(text.exit_code, 0);
+  EXPECT_THAT(text.output, HasSubstr("llama, computed in f32"));
+  EXPECT_THAT(text.output, HasSubstr("step      3, attempt 5, weights version 11"));
+  EXPECT_THAT(text.output, HasSubstr("run 'mine' rank 1 of 2, sealed"));
+  EXPECT_THAT(text.output, HasSubstr("model.layers.2.mlp"));
+
+  const Outcome json = RunAgainst(server, "--json info");
+  EXPECT_EQ(json.exit_code, 0);
+  const auto parsed = nlohmann::json::parse(json.output);
+  EXPECT_EQ(parsed["position"]["step"], 3);
+  EXPECT_EQ(parsed["layers"].size(), 3);
+  EXPECT_EQ(parsed["layers"][0]["hidden_size"], 6);
+  EXPECT_EQ(parsed["memory"]["weights_bytes"], 1234);
+  EXPECT_EQ(parsed["trainers"][0]["run_id"], "mine");
+  EXPECT_EQ(parsed["tensors"][0]["shape"], (std::vector<int>{4, 7}));
+}
+
+TEST(CtlTest, CheckpointsAreSavedListedAndRestored) {
+  FakeServer server;
+  const Outcome saved = RunAgainst(server, "checkpoint save first");
+  EXPECT_EQ(saved.exit_code, 0);
+  EXPECT_EQ(saved.output, "saved first: step 3, 4096 bytes\n");
+  EXPECT_EQ(RunAgainst(server, "checkpoint list").output, "first  step 3  4096 bytes\n");
+  EXPECT_EQ(RunAgainst(server, "checkpoint restore first").output, "restored first: step 3, attempt 6\n");
+  const Outcome unknown = RunAgainst(server, "checkpoint restore second");
+  EXPECT_EQ(unknown.exit_code, 3);
+  EXPECT_THAT(unknown.output, HasSubstr("no checkpoint second [NOT_FOUND, UNKNOWN_CHECKPOINT]"));
+}
+
+TEST(CtlTest, CommandLinesAreChecked) {
+  for (const std::string arguments :
+       {"", "inform", "info now", "checkpoint", "checkpoint save", "checkpoint list all", "--rows=0 verify"}) {
+    const Outcome outcome = Run(arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << arguments;
+    EXPECT_THAT(outcome.output, HasSubstr("Examples:")) << arguments;
+  }
+  const Outcome help = Run("--help");
+  EXPECT_EQ(help.exit_code, 0);
+  EXPECT_THAT(help.output, HasSubstr("Exit codes:"));
+  FakeServer server;
+  EXPECT_EQ(RunAgainst(server, "--layers=2-1 verify").exit_code, 2);
+  EXPECT_EQ(RunAgainst(server, "--layers=x verify").exit_code, 2);
+  EXPECT_EQ(RunAgainst(server, "--layers=1-3 verify").exit_code, 3);
+}
+
+TEST(CtlTest, AServerThatIsNotThereIsNamed) {
+  const Outcome outcome = Run(absl::StrCat("--connect_timeout=50ms --target=unix:", testing::TempDir(), "none info"));
+  EXPECT_EQ(outcome.exit_code, 3);
+  EXPECT_THAT(outcome.output, HasSubstr("none"));
+  EXPECT_THAT(outcome.output, HasSubstr("UNREACHABLE"));
+}
+
+// The fake server's answers are no MLP's.
+TEST(CtlTest, VerifyFindsAServerThatComputesSomethingElse) {
+  fake::FakeServerOptions options{.model = FakeModel()};
+  v1::ModelInfo& model = *options.model.mutable_model();
+  const std::vector<v1::TensorInfo> down(model.tensors().begin(), model.tensors().end());
+  for (const v1::LayerInfo& layer : model.layers()) {
+    for (const char* name : {"gate_proj", "up_proj"}) {
+      v1::TensorInfo& tensor = *model.add_tensors();
+      tensor.set_name(absl::StrCat(layer.module(), ".", name, ".weight"));
+      tensor.set_layer(layer.layer());
+      tensor.add_shape(7);
+      tensor.add_shape(layer.hidden_size());
+      tensor.set_dtype(v1::DTYPE_BF16);
+    }
+  }
+  FakeServer server(options);
+  const Outcome outcome = RunAgainst(server, "--layers=0-1 --rows=3 verify");
+  EXPECT_EQ(outcome.exit_code, 1) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("ABOVE"));
+}
+
+TEST(CtlTest, VerifyRefusesTensorsThatItDoesNotKnow) {
+  fake::FakeServerOptions options{.model = FakeModel()};
+  options.model.mutable_model()->mutable_tensors(0)->set_name("model.layers.0.mlp.router.weight");
+  FakeServer server(options);
+  const Outcome outcome = RunAgainst(server, "--layers=0 verify");
+  EXPECT_EQ(outcome.exit_code, 3);
+  EXPECT_THAT(outcome.output, HasSubstr("router.weight"));
+  // And it misses those that a gated layer should have.
+  EXPECT_THAT(RunAgainst(server, "--layers=1 verify").output, HasSubstr("gate weight has 0 elements, expected 35"));
+}
+
+TEST(ElementsTest, EveryDTypeIsReadAndWrittenExactly) {
+  const std::vector<double> values = {0, -0.0, 1, -1.5, 2, 127.0 / 64, -128.0 / 64, 1.0 / 64, 0.25};
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}) {
+    EXPECT_EQ(DecodeElements(EncodeElements(values, dtype), dtype), values) << Name(dtype);
+  }
+  // Against IEEE 754's own examples: 1, -2, the largest, the smallest, the smallest normal, infinity.
+  const std::string f16("\x00\x3c\x00\xc0\xff\x7b\x01\x00\x00\x04\x00\x7c", 12);
+  EXPECT_THAT(DecodeElements(f16, DType::kF16), ElementsAre(1, -2, 65504, std::ldexp(1, -24), std::ldexp(1, -14),
+                                                            std::numeric_limits<double>::infinity()));
+  const std::vector<double> small = {std::ldexp(1, -24), std::ldexp(1, -14), 65504};
+  EXPECT_EQ(DecodeElements(EncodeElements(small, DType::kF16), DType::kF16), small);
+  const std::string bf16("\x80\x3f\x00\xc0", 4);
+  EXPECT_THAT(DecodeElements(bf16, DType::kBF16), ElementsAre(1, -2));
+}
+
+class ReferenceTest : public testing::TestWithParam<std::tuple<std::string, bool>> {};
+
+TEST_P(ReferenceTest, BackwardIsTheSlopeOfForward) {
+  const auto [activation, gated] = GetParam();
+  ReferenceMlp mlp{.hidden_size = 3, .intermediate_size = 5, .output_size = 2, .gated = gated};
+  mlp.activation = *FindActivation(activation);
+  double next = 0.1;
+  const auto fill = [&next](int64_t count) {
+    Values values(count);
+    for (double& value : values) value = next = std::fmod(next * 7.3 + 0.37, 2) - 1;
+    return values;
+  };
+  mlp.gate = fill(gated ? 15 : 0);
+  mlp.up = fill(15);
+  mlp.down = fill(10);
+  mlp.gate_bias = fill(gated ? 5 : 0);
+  mlp.up_bias = fill(5);
+  mlp.down_bias = fill(2);
+  Values x = fill(4 * 3);
+  const Values dy = fill(4 * 2);
+  const Values dx = ReferenceBackward(mlp, x, dy);
+  ASSERT_EQ(dx.size(), x.size());
+
+  const auto loss = [&] {
+    const Values y = ReferenceForward(mlp, x);
+    double sum = 0;
+    for (size_t i = 0; i < y.size(); ++i) sum += y[i] * dy[i];
+    return sum;
+  };
+  constexpr double kStep = 1e-5;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double value = x[i];
+    x[i] = value + kStep;
+    const double above = loss();
+    x[i] = value - kStep;
+    const double below = loss();
+    x[i] = value;
+    EXPECT_NEAR(dx[i], (above - below) / (2 * kStep), 1e-8) << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Activations, ReferenceTest,
+                         testing::Combine(testing::Values("silu", "gelu", "gelu_tanh", "gelu_fast", "quick_gelu",
+                                                          "relu", "relu2"),
+                                          testing::Bool()));
+
+// Values of torch.nn.functional in f64, at 1.5 and -0.75.
+TEST(ActivationNamesTest, ActivationsAreThoseOfTheirNames) {
+  const auto at = [](const std::string& name, double x) { return (*FindActivation(name))(x).value; };
+  EXPECT_NEAR(at("silu", 1.5), 1.2263617143, 1e-10);
+  EXPECT_NEAR(at("silu", -0.75), -0.2406159756, 1e-10);
+  EXPECT_NEAR(at("gelu", 1.5), 1.3997891981, 1e-10);
+  EXPECT_NEAR(at("gelu", -0.75), -0.1699705143, 1e-10);
+  EXPECT_NEAR(at("gelu_tanh", 1.5), 1.3995715770, 1e-10);
+  EXPECT_NEAR(at("gelu_tanh", -0.75), -0.1700394448, 1e-10);
+  EXPECT_NEAR(at("quick_gelu", 1.5), 1.3916621984, 1e-10);
+  EXPECT_NEAR(at("quick_gelu", -0.75), -0.1636099425, 1e-10);
+  EXPECT_EQ(at("relu", -0.75), 0);
+  EXPECT_EQ(at("relu2", 1.5), 2.25);
+  EXPECT_EQ(FindActivation("xielu").status().code(), absl::StatusCode::kUnimplemented);
+}
+
+}  // namespace
+}  // namespace shardmlp

@@ -1,0 +1,212 @@
+// Connections: how many there are, what runs over them side by side, and what happens when the other end stands still.
+#include "client/cpp/connection.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "client/cpp/client.h"
+#include "client/cpp/pinned_slices.h"
+#include "client/cpp/shard_call.h"
+#include "proto/wire.h"
+#include "shardmlp/v1/compute.pb.h"
+#include "tests/client/fake_server.h"
+#include "tests/client/matrix_data.h"
+#include "tests/client/mute_server.h"
+
+namespace shardmlp {
+namespace {
+
+using fake::ExpectBackward;
+using fake::ExpectForward;
+using fake::FakeModel;
+using fake::FakeServer;
+using fake::MatrixData;
+using fake::Moment;
+
+std::unique_ptr<Client> Connect(const std::string& target, const ClientOptions& options) {
+  auto client = Client::Connect(target, options);
+  EXPECT_TRUE(client.ok()) << client.status();
+  return *std::move(client);
+}
+
+std::unique_ptr<Session> Open(Client& client) {
+  auto session = client.OpenSession({});
+  EXPECT_TRUE(session.ok()) << session.status();
+  return *std::move(session);
+}
+
+std::set<std::string> Peers(const FakeServer& server) {
+  std::set<std::string> peers;
+  for (const fake::SeenCall& call : server.calls()) peers.insert(call.peer);
+  return peers;
+}
+
+TEST(ConnectionTest, CallsTakeDistinctConnectionsInTurn) {
+  FakeServer server;
+  const auto client = Connect(server.target(), {.connections = 3});
+  const auto session = Open(*client);
+  MatrixData x(2, 6, DType::kF32);
+  MatrixData y(2, 4, DType::kF32);
+  for (int i = 0; i < 6; ++i) ASSERT_TRUE(session->Forward(0, x.view(), y.view()).ok());
+  EXPECT_EQ(Peers(server).size(), 3);
+
+  // Another client of this process has its own.
+  const auto other = Connect(server.target(), {.connections = 2});
+  const auto other_session = Open(*other);
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(other_session->Forward(0, x.view(), y.view()).ok());
+  EXPECT_EQ(Peers(server).size(), 5);
+}
+
+TEST(ConnectionTest, UnixSocketsWorkLikeAnyOther) {
+  fake::FakeServerOptions options{.model = FakeModel()};
+  const std::string path = absl::StrCat(testing::TempDir(), "fake.sock");
+  options.address = absl::StrCat("unix:", path);
+  FakeServer server(options);
+  for (const std::string& target : {absl::StrCat("unix:", path), absl::StrCat("unix://", path)}) {
+    const auto client = Connect(target, {.connections = 2});
+    const auto session = Open(*client);
+    MatrixData x(2000, 1024, DType::kF32);
+    MatrixData y(2000, 1024, DType::kF32);
+    x.Fill(5);
+    for (int i = 0; i < 3; ++i) {
+      const auto version = session->Forward(2, x.view(), y.view());
+      ASSERT_TRUE(version.ok()) << version.status();
+    }
+    ExpectForward(x, y);
+  }
+}
+
+TEST(ConnectionTest, AnswersAreReadWhileRowsAreSent) {
+  // More than all windows and socket buffers hold, and the server answers each shard before it reads the next.
+  FakeServer server({.model = FakeModel(), .result_rows = 256});
+  const auto client = Connect(server.target(), {});
+  const auto session = Open(*client);
+  MatrixData x(16384, 1024, DType::kF32);
+  MatrixData y(16384, 1024, DType::kF32);
+  ASSERT_TRUE(session->Forward(2, x.Fill(7).view(), y.view()).ok());
+  ExpectForward(x, y);
+}
+
+TEST(ConnectionTest, ThreadsShareAClientAndASession) {
+  FakeServer server({.model = FakeModel(), .result_rows = 100});
+  const auto client = Connect(server.target(), {.connections = 2});
+  const auto session = Open(*client);
+  std::vector<std::thread> threads;
+  for (uint32_t thread = 0; thread < 6; ++thread) {
+    threads.emplace_back([&, thread] {
+      const int64_t rows = 200 + thread;
+      MatrixData x(rows, 6, DType::kBF16, thread % 2);
+      MatrixData y(rows, 4, DType::kBF16);
+      MatrixData dx(rows, 6, DType::kBF16);
+      x.Fill(thread);
+      for (int i = 0; i < 20; ++i) {
+        const auto version = session->Forward(0, x.view(), y.view());
+        ASSERT_TRUE(version.ok()) << version.status();
+        ExpectForward(x, y);
+        ASSERT_TRUE(session->Backward(0, *version, x.view(), y.view(), dx.view()).ok());
+        ExpectBackward(x, y, dx);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  // Each of 120 invocations had an id of its own.
+  constexpr int64_t kRows = 20 * (200 + 201 + 202 + 203 + 204 + 205);
+  EXPECT_EQ(session->pending_row_count(), kRows);
+  EXPECT_EQ(server.counted_rows(), kRows);
+}
+
+TEST(ConnectionTest, PinnedMemoryIsWaitedForUntilTheLastSliceIsGone) {
+  const std::string memory(1000, 'm');
+  PinnedSlices pins;
+  EXPECT_TRUE(pins.AwaitReleased(absl::ZeroDuration()));
+  {
+    const grpc::Slice slice = pins.Pin(memory.data(), 1000);
+    EXPECT_EQ(slice.begin(), reinterpret_cast<const uint8_t*>(memory.data()));
+    EXPECT_FALSE(pins.AwaitReleased(absl::ZeroDuration()));
+    const grpc::Slice part = slice.sub(100, 900);
+    const std::vector<grpc::Slice> copies(3, slice);
+    EXPECT_FALSE(pins.AwaitReleased(absl::ZeroDuration()));
+  }
+  EXPECT_TRUE(pins.AwaitReleased(absl::ZeroDuration()));
+
+  std::vector<grpc::Slice> held = {pins.Pin(memory.data(), 1000)};
+  std::thread transport([&] { held.clear(); });
+  EXPECT_TRUE(pins.AwaitReleased());
+  transport.join();
+}
+
+TEST(ConnectionTest, ACallThatStandsStillFailsAndGivesItsMemoryBack) {
+  FakeServer server;
+  ClientOptions options;
+  options.stall_timeout = absl::Milliseconds(200);
+  const auto client = Connect(server.target(), options);
+  const auto session = Open(*client);
+  absl::Notification done;
+  server.SetHook([&](const Moment& moment) -> std::optional<grpc::Status> {
+    if (moment.method == "Forward" && moment.message == 1) done.WaitForNotification();
+    return std::nullopt;
+  });
+  auto x = std::make_unique<MatrixData>(16384, 1024, DType::kF32);
+  MatrixData y(16384, 1024, DType::kF32);
+  const absl::Status status = session->Forward(2, x->view(), y.view()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(ReasonOf(status), Reason::kStalled);
+  x.reset();  // what still referred to it would be a use after free
+  done.Notify();
+  // The session goes on.
+  server.SetHook(nullptr);
+  MatrixData small(2, 6, DType::kF32);
+  MatrixData small_y(2, 4, DType::kF32);
+  EXPECT_TRUE(session->Forward(0, small.view(), small_y.view()).ok());
+}
+
+// The kernel takes 10 seconds to give up on TCP; a Unix socket is cut by the client.
+class MuteServerTest : public testing::TestWithParam<bool> {};
+
+TEST_P(MuteServerTest, NothingOfTheCallersMemoryIsSentAfterACallReturned) {
+  const std::string path = GetParam() ? absl::StrCat(testing::TempDir(), "mute.sock") : std::string();
+  fake::MuteServer server(path);
+  Connections connections(server.target(), {});
+  const auto connection = connections.Next();
+  ASSERT_TRUE(connection.ok()) << connection.status();
+
+  constexpr int64_t kRows = 32768;
+  constexpr char kBefore = 0x11;
+  constexpr char kAfter = static_cast<char>(0xee);
+  std::vector<float> x(kRows * 1024);
+  std::vector<float> y(kRows * 1024);
+  const auto fill = [&](char byte) { std::fill_n(reinterpret_cast<char*>(x.data()), x.size() * sizeof(float), byte); };
+  fill(kBefore);
+  v1::ForwardRequest header;
+  header.mutable_header()->set_row_count(kRows);
+  v1::ForwardRequest end;
+  end.mutable_end()->set_row_count(kRows);
+  const ShardCall call{.method = "/shardmlp.v1.Compute/Forward",
+                       .header = MakeWireMessage(header),
+                       .end = MakeWireMessage(end),
+                       .inputs = {ConstMatrixView(x.data(), kRows, 1024, DType::kF32)},
+                       .output = MatrixView(y.data(), kRows, 1024, DType::kF32),
+                       .rows_per_shard = 256};
+  const auto answer = RunShardCall(**connection, call, absl::Milliseconds(200));
+  EXPECT_FALSE(answer.ok());
+  fill(kAfter);
+  const std::string sent = server.Drain();
+  EXPECT_GT(std::count(sent.begin(), sent.end(), kBefore), 100000);
+  // Frame headers may hold the byte by chance.
+  EXPECT_LT(std::count(sent.begin(), sent.end(), kAfter), 1000);
+}
+
+INSTANTIATE_TEST_SUITE_P(Sockets, MuteServerTest, testing::Bool(),
+                         [](const auto& info) { return info.param ? std::string("Unix") : std::string("Tcp"); });
+
+}  // namespace
+}  // namespace shardmlp

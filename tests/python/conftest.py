@@ -1,0 +1,106 @@
+"""A real server for each test that asks for one: the program that SHARDMLP_SERVER names, on a Unix socket."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from models import FAMILIES, save_model
+from twins import Twins
+
+import shardmlp
+
+torch.set_num_threads(1)
+
+QUICK = shardmlp.Timeouts(connect=20, retry=20)
+
+
+class Server:
+    """A server process on a socket of its own, which can be killed and started again."""
+
+    def __init__(self, model: Path, scratch: Path, flags: tuple[str, ...]) -> None:
+        self.target = f"unix:{scratch}/s"
+        self.log = scratch / "log"
+        self._command = [
+            os.environ["SHARDMLP_SERVER"],
+            f"--model={model}",
+            f"--listen={self.target}",
+            f"--checkpoint-dir={scratch}/checkpoints",
+            "--metrics-address=",
+            *flags,
+        ]
+        self.start()
+
+    def start(self) -> None:
+        with open(self.log, "ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+
+    def kill(self) -> None:
+        """As power loss does: no warning."""
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def stop(self) -> int:
+        self._process.terminate()
+        return self._process.wait(timeout=30)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """folder(family) -> the path of its model, made once."""
+    made: dict[str, Path] = {}
+
+    def of(family: str, dtype: torch.dtype = torch.float32) -> Path:
+        key = f"{family}-{dtype}".replace("torch.", "")
+        if key not in made:
+            made[key] = save_model(family, tmp_path_factory.mktemp(key), dtype)
+        return made[key]
+
+    return of
+
+
+@pytest.fixture
+def serve():
+    """serve(model folder, *flags) -> Server. Stopped after the test, whose log is shown where the test failed."""
+    servers: list[Server] = []
+    with tempfile.TemporaryDirectory(prefix="shardmlp-") as scratch:
+
+        def start(model: Path, *flags: str) -> Server:
+            own = Path(scratch) / str(len(servers))
+            own.mkdir()
+            servers.append(Server(model, own, flags))
+            return servers[-1]
+
+        yield start
+        for server in servers:
+            server.stop()
+            print(server.log.read_text())
+
+
+@pytest.fixture(params=list(FAMILIES))
+def family(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def offload():
+    """shardmlp.offload whose session is closed after the test."""
+    remotes: list[shardmlp.Remote] = []
+
+    def call(model: torch.nn.Module, server: Server, **options) -> shardmlp.Remote:
+        remotes.append(shardmlp.offload(model, server.target, **{"timeouts": QUICK, **options}))
+        return remotes[-1]
+
+    yield call
+    for remote in remotes:
+        remote.close()
+
+
+@pytest.fixture
+def twins(folder, serve, offload):
+    return Twins(folder, serve, offload)

@@ -1,0 +1,73 @@
+"""Small random models of each served family, as a user would have them: a folder on disk, loaded by transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    NemotronConfig,
+    Phi3Config,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+VOCABULARY = 61
+
+_COMMON = dict(vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0, pad_token_id=0)
+_SIZES = dict(
+    hidden_size=48,
+    intermediate_size=80,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+)
+
+FAMILIES: dict[str, PretrainedConfig] = {
+    "llama": LlamaConfig(**_COMMON, **_SIZES, tie_word_embeddings=True),
+    "llama_biased": LlamaConfig(**_COMMON, **_SIZES, mlp_bias=True, hidden_act="gelu"),
+    "phi3": Phi3Config(**_COMMON, **_SIZES, resid_pdrop=0.0),
+    "gpt2": GPT2Config(**_COMMON, n_embd=48, n_layer=3, n_head=4, n_positions=64, n_inner=80),
+    "nemotron": NemotronConfig(**_COMMON, **_SIZES, mlp_bias=True),
+}
+
+
+def save_model(family: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
+    """Saves a random model of ``family``, its biases and norms random too, to ``folder``."""
+    torch.manual_seed(len(family))
+    model = AutoModelForCausalLM.from_config(FAMILIES[family])
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.05 * torch.randn_like(p))
+    model.to(dtype).save_pretrained(folder)
+    return folder
+
+
+def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Without dropout, so that two of them are twins."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+
+def tokens(seed: int, batch: int = 2, length: int = 7) -> torch.Tensor:
+    """[batch, length] int64."""
+    return torch.randint(VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def loss_of(model: torch.nn.Module, seed: int, **sizes: int) -> torch.Tensor:
+    """The language-modelling loss of a random batch."""
+    ids = tokens(seed, **sizes)
+    return model(input_ids=ids, labels=ids).loss
+
+
+def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference over largest expected value."""
+    assert got.shape == expected.shape
+    if expected.numel() == 0:
+        return 0.0
+    scale = expected.abs().max().item()
+    difference = (got.double() - expected.double()).abs().max().item()
+    return difference / scale if scale else difference

@@ -1,0 +1,209 @@
+"""Which modules are swapped, what stays of them, and what is refused by name."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from models import load_model, loss_of, relative, tokens
+from torch import nn
+
+import shardmlp
+
+
+def test_swapped_mlps_hold_no_memory_and_keep_their_names(folder, family, serve, offload):
+    model = load_model(folder(family))
+    before = {name: (p, p.shape, p.dtype) for name, p in model.named_parameters()}
+    mlp_bytes = sum(p.numel() * 4 for name, p in model.named_parameters() if ".mlp." in name)
+    remote = offload(model, serve(folder(family)))
+    after = dict(model.named_parameters())
+    assert list(after) == list(before)
+    for name, (parameter, shape, dtype) in before.items():
+        assert after[name] is parameter and parameter.dtype == dtype and parameter.requires_grad
+        assert parameter.shape == ((0,) if ".mlp." in name else shape), name
+    assert sum(layer.freed_bytes for layer in remote.layers) == mlp_bytes
+    assert [layer.module.layer.layer for layer in remote.layers] == [0, 1, 2]
+
+
+def test_report_names_what_was_swapped(folder, serve, offload):
+    model = load_model(folder("llama"))
+    model.model.layers[1].mlp.requires_grad_(False)
+    table = offload(model, serve(folder("llama"))).report().splitlines()
+    assert table[0].split() == ["layer", "module", "H", "I", "O", "activation", "trained", "freed", "MiB"]
+    assert "model.layers.1.mlp" in table[2] and "silu, gated" in table[2] and "0 of 3" in table[2]
+    assert "3 of 3" in table[3]
+    assert table[4].startswith("3 MLPs on unix:")
+
+
+def test_base_model_without_its_prefix(folder, serve, offload):
+    for family, base in (("llama", "model"), ("gpt2", "transformer")):
+        model, local = load_model(folder(family)), load_model(folder(family))
+        offload(getattr(model, base), serve(folder(family)))
+        with torch.no_grad():
+            assert relative(model(tokens(1)).logits, local(tokens(1)).logits) < 1e-5
+
+
+def test_wrapped_model(folder, serve, offload):
+    class Wrapper(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+    model = load_model(folder("llama"))
+    remote = offload(Wrapper(Wrapper(model)), serve(folder("llama")))
+    assert remote.layers[0].path == "module.module.model.layers.0.mlp"
+    assert isinstance(model.model.layers[2].mlp, shardmlp.RemoteMLP)
+
+
+def test_server_of_some_layers(folder, serve, offload):
+    model, local = load_model(folder("llama")), load_model(folder("llama"))
+    remote = offload(model, serve(folder("llama"), "--layers=1-2"))
+    assert [layer.path for layer in remote.layers] == ["model.layers.1.mlp", "model.layers.2.mlp"]
+    assert not isinstance(model.model.layers[0].mlp, shardmlp.RemoteMLP)
+    optimizer = remote.wrap(torch.optim.SGD(model.parameters(), lr=0.1))
+    twin = torch.optim.SGD(local.parameters(), lr=0.1)
+    loss_of(model, seed=1).backward()
+    loss_of(local, seed=1).backward()
+    optimizer.step()
+    twin.step()
+    for name, weights in remote.state_dict().items():
+        assert relative(weights, local.state_dict()[name]) < 1e-5, name
+
+
+def test_mlps_that_never_were_in_memory(folder, serve, offload):
+    """A trainer may build them on the meta device."""
+    model, local = load_model(folder("llama")), load_model(folder("llama"))
+    for layer in model.model.layers:
+        layer.mlp.to("meta")
+    remote = offload(model, serve(folder("llama")))
+    assert sum(layer.freed_bytes for layer in remote.layers) == 0
+    loss, expected = loss_of(model, seed=1), loss_of(local, seed=1)
+    loss.backward()
+    assert relative(loss, expected) < 1e-5
+
+
+def lora(mlp):
+    class Adapted(nn.Module):
+        def __init__(self, base_layer):
+            super().__init__()
+            self.base_layer = base_layer
+            self.lora_A = nn.Linear(48, 2, bias=False)
+
+    mlp.up_proj = Adapted(mlp.up_proj)
+
+
+def replaced_forward(mlp):
+    mlp.forward = lambda x: x
+
+
+def other_shape(mlp):
+    mlp.down_proj = nn.Linear(80, 47, bias=False)
+
+
+def surplus_bias(mlp):
+    mlp.down_proj = nn.Linear(80, 48, bias=True)
+
+
+def missing_tensor(mlp):
+    mlp.gate_proj = nn.Identity()
+
+
+def other_activation(mlp):
+    mlp.act_fn = nn.GELU()
+
+
+def nearly_the_activation(mlp):
+    class Swish(nn.Module):
+        def forward(self, x):
+            return x * torch.sigmoid(1.0000001 * x)
+
+    mlp.act_fn = Swish()
+
+
+def inner_dropout(mlp):
+    mlp.drop = nn.Dropout(0.1)
+
+
+def quantized_linear(mlp):
+    class Linear4bit(nn.Linear):
+        pass
+
+    mlp.up_proj.__class__ = Linear4bit
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lora, "mlp.up_proj.base_layer.weight.*adapters"),
+        (lambda mlp: mlp.up_proj.register_forward_hook(print), "mlp.up_proj: it has a hook"),
+        (lambda mlp: mlp.register_full_backward_hook(print), "mlp: it has a hook"),
+        (lambda mlp: mlp.up_proj.weight.register_hook(print), "mlp.up_proj.weight: it has a gradient hook"),
+        (replaced_forward, "mlp: its forward was replaced"),
+        (other_shape, r"mlp.down_proj.weight: got \[47, 80\], the server has \[48, 80\]"),
+        (surplus_bias, "mlp.down_proj.bias: the server has no such tensor"),
+        (missing_tensor, r"mlp.gate_proj.weight: the server has model.layers.1.mlp.gate_proj.weight \[80, 48\]"),
+        (lambda mlp: mlp.register_buffer("scale", torch.ones(1)), "mlp.scale: the server has no such buffer"),
+        (lambda mlp: mlp.to(torch.float8_e4m3fn), "mlp.gate_proj.weight: got a torch.float8_e4m3fn tensor"),
+        (other_activation, "mlp.act_fn: it differs from the server's silu"),
+        (nearly_the_activation, "mlp.act_fn: it differs from the server's silu"),
+        (inner_dropout, "mlp.drop: dropout 0.1 inside the MLP"),
+        (quantized_linear, "mlp.up_proj: got a Linear4bit"),
+        (lambda mlp: mlp.up_proj.weight.data.mul_(1.5), "mlp: its output differs from the server's by"),
+    ],
+)
+def test_what_the_server_would_not_compute_is_refused_by_name(folder, serve, offload, change, message):
+    model = load_model(folder("llama"))
+    change(model.model.layers[1].mlp)
+    server = serve(folder("llama"))
+    with pytest.raises((ValueError, TypeError), match="cannot offload model.layers.1." + message):
+        offload(model, server)
+    assert not any(isinstance(module, shardmlp.RemoteMLP) for module in model.modules())
+    assert model.model.layers[0].mlp.up_proj.weight.numel() > 0
+    offload(load_model(folder("llama")), server)  # the refusal left the trainer's place free
+
+
+def test_model_of_another_size_is_refused(folder, serve, offload):
+    with pytest.raises(ValueError, match="cannot offload model.layers.0.mlp: the server owns it"):
+        offload(load_model(folder("gpt2")), serve(folder("llama")))
+
+
+def test_second_offload_is_refused(folder, serve, offload):
+    model = load_model(folder("llama"))
+    server = serve(folder("llama"))
+    offload(model, server)
+    with pytest.raises(ValueError, match="cannot offload model.layers.0.mlp: it is offloaded already"):
+        offload(model, server)
+
+
+def test_no_server(folder, tmp_path):
+    with pytest.raises(shardmlp.Error) as failure:
+        shardmlp.offload(load_model(folder("llama")), f"unix:{tmp_path}/none", timeouts=shardmlp.Timeouts(connect=0.2))
+    assert failure.value.code == "UNAVAILABLE"
+
+
+def test_output_dropout_stays_with_the_trainer(folder, serve, offload):
+    """gpt2's follows the down projection. The same seed drops the same outputs, in training alone."""
+    model, local = load_model(folder("gpt2")), load_model(folder("gpt2"))
+    offload(model, serve(folder("gpt2")))
+    mlp, twin = model.transformer.h[0].mlp, local.transformer.h[0].mlp
+    x = torch.randn(64, 48)
+    for training in (True, False):
+        model.train(training)
+        local.train(training)
+        torch.manual_seed(1)
+        y = mlp(x)
+        torch.manual_seed(1)
+        expected = twin(x)
+        assert bool((expected == 0).any()) == training
+        assert torch.equal(y == 0, expected == 0)
+        assert relative(y, expected) < 1e-5
+
+
+def test_offloaded_model_is_not_copied_or_pickled(folder, serve, offload):
+    model = load_model(folder("llama"))
+    offload(model, serve(folder("llama")))
+    for duplicate in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="model.layers.0.mlp is offloaded to unix:.*state_dict"):
+            duplicate(model)

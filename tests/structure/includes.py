@@ -1,0 +1,46 @@
+"""Which way includes may run: main -> rpc -> engine -> {sync, model} -> kernels; metrics is a leaf."""
+
+import re
+
+from tree import source_files
+
+PROTOCOL = ("proto/", "shardmlp/", "google/protobuf/", "google/rpc/", "grpc/", "grpcpp/")
+# What the client shares with the server.
+SHARED = ("kernels/matrix.h", "kernels/status.h", "kernels/optimizer.h")
+METRICS = ("server/metrics", "server/process_metrics")
+
+# Beginnings of paths: what a room may include besides itself. The first entry that fits a file is its room.
+ALLOWED = {
+    "kernels/": (),
+    "proto/": (*PROTOCOL, "kernels/"),
+    "server/metrics": METRICS,
+    "server/process_metrics": METRICS,
+    "server/sync/": ("kernels/",),
+    "server/model/": ("kernels/",),
+    "server/engine/": ("server/sync/", "server/model/", "kernels/", *METRICS),
+    "server/rpc/": (*PROTOCOL, "server/engine/", "server/sync/", "server/model/", "kernels/", *METRICS),
+    # main, server and options: gRPC's server, and every room but the protocol itself.
+    "server/": ("grpc/", "grpcpp/", "kernels/"),
+    "client/cpp/": (*PROTOCOL, *SHARED),
+    "client/python/": ("client/cpp/", *SHARED),
+    "client/cli/": ("client/cpp/", "kernels/"),
+}
+OURS = (*PROTOCOL, "kernels/", "server/", "client/", "tests/")
+INCLUDE = re.compile(r'\s*#\s*include\s*[<"]([^>"]+)[>"]')
+
+
+def wrong_includes(root):
+    """Includes that run against the direction. Tests may include anything."""
+    found = []
+    for path in source_files(root, ".h", ".cc", ".cu"):
+        name = path.relative_to(root).as_posix()
+        room = next((room for room in ALLOWED if name.startswith(room)), None)
+        if room is None:
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            include = INCLUDE.match(line)
+            if not include or not include[1].startswith(OURS) and not include[1].endswith(".pb.h"):
+                continue
+            if not include[1].startswith((room, *ALLOWED[room])):
+                found.append(f"{name}:{number}: {room} must not include {include[1]}")
+    return found
