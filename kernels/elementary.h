@@ -2,7 +2,7 @@
 //
 // Branch-free arithmetic on one element: a loop over them vectorises without -ffast-math, and infinities and NaN come
 // out as <cmath> gives them. Everything is constexpr, which is what lets device code call it too. Errors, measured by
-// tests/kernels: Exp within 2 units in the last place where the result is normal; NormalCdf within 1e-7 (f32) or 1e-15
+// tests/kernels: Exp within 2 units in the last place where the result is normal; Normal's cdf within 2e-7 (f32) or 1e-15
 // (f64), absolute.
 #pragma once
 

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@ namespace shardmlp::testing {
 struct BackendFactory {
   std::string name;
   std::function<std::unique_ptr<Backend>()> make;
+  friend std::ostream& operator<<(std::ostream& out, const BackendFactory& factory) { return out << factory.name; }
 };
 
 std::vector<BackendFactory> Backends();
