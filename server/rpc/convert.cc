@@ -146,9 +146,10 @@ std::unique_ptr<google::protobuf::MessageLite> MakeCallEnd(Pass pass, const Call
 }
 
 absl::StatusOr<SessionSpec> FromProto(const v1::OpenSessionRequest& request) {
-  SessionSpec spec{
-      .run_id = request.run_id(), .trainer_count = request.trainer_count(), .trainer_rank = request.trainer_rank(),
-      .opening_id = request.opening_id()};
+  SessionSpec spec{.run_id = request.run_id(),
+                   .trainer_count = request.trainer_count(),
+                   .trainer_rank = request.trainer_rank(),
+                   .opening_id = request.opening_id()};
   switch (request.role()) {
     case v1::SESSION_ROLE_TRAIN: spec.role = SessionRole::kTrain; return spec;
     case v1::SESSION_ROLE_READ: spec.role = SessionRole::kRead; return spec;

@@ -1,5 +1,8 @@
 #include "server/rpc/listen_address.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -14,8 +17,12 @@ bool IsUnix(absl::string_view address) {
   return absl::StartsWith(address, "unix:") || absl::StartsWith(address, "unix-abstract:");
 }
 
+// A name that only starts like an address could resolve to anything.
 bool IsLoopback(absl::string_view host) {
-  return host == "localhost" || host == "[::1]" || absl::StartsWith(host, "127.");
+  in_addr address = {};
+  if (inet_pton(AF_INET, std::string(host).c_str(), &address) == 1)
+    return ntohl(address.s_addr) >> 24 == IN_LOOPBACKNET;
+  return host == "localhost" || host == "[::1]";
 }
 
 }  // namespace

@@ -3,9 +3,13 @@
 #include <gmock/gmock.h>
 #include <grpcpp/create_channel.h>
 
+#include <limits>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "kernels/status.h"
 #include "proto/status_bridge.h"
 
@@ -156,9 +160,19 @@ void RpcTest::ExpectUnharmed() {
   engine_->AwaitOpenCalls(0);
 }
 
+double RpcTest::Metric(const std::string& series) const {
+  const std::string text = metrics_.Text();
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    double value = 0;
+    absl::string_view rest = line;
+    if (absl::ConsumePrefix(&rest, series + " ") && absl::SimpleAtod(rest, &value)) return value;
+  }
+  return std::numeric_limits<double>::quiet_NaN();
+}
+
 void ExpectStatus(const absl::Status& got, absl::StatusCode code, Reason reason, absl::string_view part_of_message) {
   EXPECT_EQ(got.code(), code) << got;
-  EXPECT_EQ(Name(ReasonOf(got)), Name(reason)) << got;
+  EXPECT_EQ(std::string(Name(ReasonOf(got))), std::string(Name(reason))) << got;
   EXPECT_THAT(std::string(got.message()), testing::HasSubstr(std::string(part_of_message)));
 }
 

@@ -56,6 +56,8 @@ class RpcTest : public testing::Test {
   Answer Backward(const std::vector<v1::BackwardRequest>& messages) const;
   // Checks that a plain call is still answered right and that none is left open.
   void ExpectUnharmed();
+  // The value of a series as /metrics gives it, "shardmlp_open_calls" or "name{label=\"x\"}"; NaN where there is none.
+  double Metric(const std::string& series) const;
 
   Metrics metrics_;
   std::unique_ptr<CopyEngine> engine_;

@@ -138,7 +138,8 @@ TEST_F(ShardStreamTest, AClientThatNeverReadsIsHeldAtABoundedNumberOfBytesAndEnd
   engine_->AwaitOpenCalls(0);
   for (v1::ForwardResponse response; stream->Read(&response);) continue;
   EXPECT_FALSE(stream->Finish().ok());
-  EXPECT_THAT(metrics_.Text(), testing::HasSubstr("shardmlp_failures_total{reason=\"STALLED\"} 1"));
+  ASSERT_TRUE(server_->AwaitIdle(absl::InfiniteFuture()));
+  EXPECT_EQ(Metric("shardmlp_failures_total{reason=\"STALLED\"}"), 1);
   ExpectUnharmed();
 }
 

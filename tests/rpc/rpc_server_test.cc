@@ -1,0 +1,150 @@
+// A server's life: listening while the model loads, serving, draining with streams open, and going.
+#include "server/rpc/rpc_server.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/create_channel.h>
+
+#include <thread>
+
+#include "kernels/status.h"
+#include "proto/status_bridge.h"
+#include "tests/rpc/raw_call.h"
+#include "tests/rpc/rpc_fixture.h"
+
+namespace shardmlp {
+namespace {
+
+class RpcServerTest : public RpcTest {
+ protected:
+  // grpc.health.v1.HealthCheckResponse, field 1: 1 is SERVING, 2 is NOT_SERVING.
+  std::string Health(const std::string& request = "") const {
+    const RawAnswer answer = RawCall(channel_, "/grpc.health.v1.Health/Check", {request});
+    return answer.messages.empty() ? answer.status.ToString() : answer.messages.front();
+  }
+  absl::Status Draining() const { return Error(absl::StatusCode::kUnavailable, Reason::kDraining, "going down"); }
+};
+
+constexpr char kServing[] = "\x08\x01";
+constexpr char kNotServing[] = "\x08\x02";
+// grpc.health.v1.HealthCheckRequest for one service.
+const std::string kComputeHealth = std::string("\x0a\x13") + "shardmlp.v1.Compute";
+
+TEST_F(RpcServerTest, AnswersHealthWhileTheModelLoads) {
+  Start({}, {}, /*load=*/false);
+  EXPECT_EQ(Health(), kNotServing);
+  EXPECT_EQ(Health(kComputeHealth), kNotServing);
+  ExpectStatus(Forward(ForwardCall(4, 1)).status, absl::StatusCode::kUnavailable, Reason::kLoading, "still loading");
+  server_->Serve(*engine_);
+  EXPECT_EQ(Health(), kServing);
+  EXPECT_EQ(Health(kComputeHealth), kServing);
+  ExpectUnharmed();
+}
+
+TEST_F(RpcServerTest, ReflectionListsTheServices) {
+  Start();
+  // ServerReflectionRequest.list_services = "".
+  const RawAnswer answer =
+      RawCall(channel_, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", {std::string("\x3a\x00", 2)});
+  ASSERT_EQ(answer.messages.size(), 1u) << answer.status;
+  for (const char* service : {"shardmlp.v1.Compute", "shardmlp.v1.Training", "shardmlp.v1.Model", "grpc.health.v1"}) {
+    EXPECT_THAT(answer.messages.front(), testing::HasSubstr(service));
+  }
+}
+
+TEST_F(RpcServerTest, DrainingLetsOpenCallsEnd) {
+  Start();
+  engine_->HoldDevice();
+  const auto stub = Stub();
+  grpc::ClientContext context;
+  const auto stream = stub->Forward(&context);
+  for (const auto& message : ForwardCall(8, 2)) ASSERT_TRUE(stream->Write(message));
+  engine_->AwaitOpenCalls(1);
+
+  server_->SetHealth(false);
+  engine_->StartDraining();
+  EXPECT_EQ(Health(), kNotServing);
+  ExpectStatus(Forward(ForwardCall(4, 1)).status, absl::StatusCode::kUnavailable, Reason::kDraining);
+  EXPECT_FALSE(server_->AwaitIdle(absl::Now()));
+
+  engine_->ReleaseDevice();
+  std::string rows;
+  for (v1::ForwardResponse response; stream->Read(&response);) rows += response.result().y();
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(rows, Rows(0, 8));
+  EXPECT_TRUE(server_->AwaitIdle(absl::InfiniteFuture()));
+}
+
+TEST_F(RpcServerTest, ShutdownCancelsWhatIsStillOpenWithItsReason) {
+  Start();
+  engine_->HoldDevice();
+  const auto stub = Stub();
+  grpc::ClientContext whole_context, begun_context;
+  const auto whole = stub->Forward(&whole_context);
+  for (const auto& message : ForwardCall(8, 1)) ASSERT_TRUE(whole->Write(message));
+  const auto begun = stub->Backward(&begun_context);
+  ASSERT_TRUE(begun->Write(BackwardHeader(8)));
+  engine_->AwaitOpenCalls(2);
+
+  engine_->Shutdown();
+  server_->Shutdown(Draining(), absl::Now() + absl::Seconds(10));
+  ExpectStatus(FromGrpcStatus(whole->Finish()), absl::StatusCode::kUnavailable, Reason::kDraining);
+  ExpectStatus(FromGrpcStatus(begun->Finish()), absl::StatusCode::kUnavailable, Reason::kDraining);
+}
+
+TEST_F(RpcServerTest, ShutdownEndsAStreamThatHasSentNothing) {
+  Start();
+  const auto stub = Stub();
+  grpc::ClientContext context;
+  const auto stream = stub->Forward(&context);
+  ExpectUnharmed();  // on the same connection, so the server knows the stream too
+  server_->Shutdown(Draining(), absl::Now() + absl::Seconds(10));
+  ExpectStatus(FromGrpcStatus(stream->Finish()), absl::StatusCode::kUnavailable, Reason::kDraining, "going down");
+}
+
+TEST_F(RpcServerTest, ShutdownDoesNotWaitForAClientThatNeverReads) {
+  constexpr int64_t kTileRows = 1024;
+  Start({.tile_row_count = kTileRows, .slot_count = 2});
+  const auto stub = Stub();
+  grpc::ClientContext context;
+  const auto stream = stub->Forward(&context);
+  ASSERT_TRUE(stream->Write(ForwardHeader(1 << 24)));
+  std::thread writer([&] {
+    v1::ForwardRequest shard = ForwardShard(0, kTileRows);
+    while (stream->Write(shard)) shard.mutable_shard()->set_row_offset(shard.shard().row_offset() + kTileRows);
+  });
+  engine_->AwaitBlockedCall();
+  engine_->Shutdown();
+  server_->Shutdown(Draining(), absl::Now());
+  writer.join();
+  EXPECT_FALSE(stream->Finish().ok());
+}
+
+TEST_F(RpcServerTest, ATakenPortIsSaidSo) {
+  Start();
+  Metrics metrics;
+  RpcServerOptions options;
+  options.listen = server_->addresses();
+  const auto second = RpcServer::Listen(options, metrics);
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(second.status().message()), testing::HasSubstr(server_->addresses().front()));
+}
+
+TEST_F(RpcServerTest, ListensOnSeveralAddressesAtOnce) {
+  const std::string path = testing::TempDir() + "/shardmlp-rpc-test.sock";
+  Metrics metrics;
+  CopyEngine engine;
+  RpcServerOptions options;
+  options.listen = {"127.0.0.1:0", "unix:" + path};
+  const auto server = RpcServer::Listen(options, metrics);
+  ASSERT_TRUE(server.ok()) << server.status();
+  (*server)->Serve(engine);
+  EXPECT_THAT((*server)->addresses(),
+              testing::ElementsAre(testing::MatchesRegex("127.0.0.1:[1-9][0-9]*"), "unix:" + path));
+  for (const std::string& address : (*server)->addresses()) {
+    channel_ = grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
+    EXPECT_EQ(Forward(ForwardCall(4, 1)).rows, Rows(0, 4)) << address;
+  }
+}
+
+}  // namespace
+}  // namespace shardmlp
