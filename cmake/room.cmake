@@ -9,7 +9,8 @@ endif()
 if(SHARDMLP_SANITIZER)
   # A finding ends the test. The sanitizers' own instrumentation confuses g++'s -Wmaybe-uninitialized.
   target_compile_options(shardmlp_options INTERFACE -fsanitize=${SHARDMLP_SANITIZER} -fno-sanitize-recover=all
-                                                    -fno-omit-frame-pointer -Wno-maybe-uninitialized)
+                                                    -fno-omit-frame-pointer
+                                                    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   target_link_options(shardmlp_options INTERFACE -fsanitize=${SHARDMLP_SANITIZER})
 endif()
 

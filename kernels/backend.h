@@ -89,13 +89,13 @@ struct DeviceInfo {
 
 // C = op(A) op(B), or C += op(A) op(B).
 struct Gemm {
-  ConstMatrixView a;             // [M, K], or [K, M] where transpose_a
-  ConstMatrixView b;             // [K, N], or [N, K] where transpose_b; a's dtype
-  MatrixView c;                  // [M, N]; a's dtype, or f32 where a is bf16. Products are summed in AccumulatorOf(a).
-  ConstMatrixView bias = {};     // [1, N], c's dtype or a's, added to each row; empty for none; not with accumulate
+  ConstMatrixView a;          // [M, K], or [K, M] where transpose_a
+  ConstMatrixView b;          // [K, N], or [N, K] where transpose_b; a's dtype
+  MatrixView c;               // [M, N]; a's dtype, or f32 where a is bf16. Products are summed in AccumulatorOf(a).
+  ConstMatrixView bias = {};  // [1, N], c's dtype or a's, added to each row; empty for none; not with accumulate
   bool transpose_a = false;
   bool transpose_b = false;
-  bool accumulate = false;       // += instead of =
+  bool accumulate = false;  // += instead of =
 };
 
 class Backend {

@@ -68,9 +68,7 @@ struct BasicMatrixView {
     return {Offset(begin * row_stride), count, cols, row_stride, dtype};
   }
   // Columns [begin, begin + count).
-  BasicMatrixView Cols(int64_t begin, int64_t count) const {
-    return {Offset(begin), rows, count, row_stride, dtype};
-  }
+  BasicMatrixView Cols(int64_t begin, int64_t count) const { return {Offset(begin), rows, count, row_stride, dtype}; }
   // T must be the type that `dtype` names.
   template <typename T>
   auto* as() const {

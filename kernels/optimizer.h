@@ -44,13 +44,13 @@ absl::Status Validate(const Hyperparameters& hyperparameters);
 // accumulator dtype; `weights` is in the model's, and is master rounded to it.
 struct OptimizerUpdate {
   Hyperparameters hyperparameters;
-  int64_t update_count = 1;      // this update's number for this tensor, from 1: Adam's bias correction, SGD's first b
-  double gradient_scale = 1;     // multiplied into the gradient
+  int64_t update_count = 1;   // this update's number for this tensor, from 1: Adam's bias correction, SGD's first b
+  double gradient_scale = 1;  // multiplied into the gradient
   ConstMatrixView gradient;
-  MatrixView master;             // read and written; the weights themselves where they are f32 or f64
-  MatrixView moment1;            // AdamW's m, or SGD's momentum buffer b; read and written
-  MatrixView moment2;            // AdamW's v; read and written. Empty for SGD
-  MatrixView weights;            // written; empty where master is the weights
+  MatrixView master;   // read and written; the weights themselves where they are f32 or f64
+  MatrixView moment1;  // AdamW's m, or SGD's momentum buffer b; read and written
+  MatrixView moment2;  // AdamW's v; read and written. Empty for SGD
+  MatrixView weights;  // written; empty where master is the weights
 };
 
 }  // namespace shardmlp

@@ -18,20 +18,20 @@ namespace shardmlp {
 // Why something failed. docs/protocol.md explains each; metrics use the names as label values.
 enum class Reason {
   kUnspecified,
-  kInvalidArgument,       // a field is out of range
-  kInvalidShape,          // a size does not fit the layer
-  kInvalidDType,          // an element type that is unknown or not served
-  kInvalidRows,           // rows that overlap, are missing, or too many
-  kInvalidMessageOrder,   // header missing or twice, anything after the end
-  kMalformedMessage,      // bytes that are no message
-  kMessageTooLarge,       // above the advertised limit
+  kInvalidArgument,      // a field is out of range
+  kInvalidShape,         // a size does not fit the layer
+  kInvalidDType,         // an element type that is unknown or not served
+  kInvalidRows,          // rows that overlap, are missing, or too many
+  kInvalidMessageOrder,  // header missing or twice, anything after the end
+  kMalformedMessage,     // bytes that are no message
+  kMessageTooLarge,      // above the advertised limit
   kUnknownLayer,
   kUnknownTensor,
-  kUnknownSession,        // never opened, closed, or its lease ended
-  kRunConflict,           // another run trains here, or the run disagrees with itself
-  kStaleWeights,          // another weights version
-  kStaleAttempt,          // another step or an attempt that is over
-  kStepAborted,           // the attempt ended under this session
+  kUnknownSession,  // never opened, closed, or its lease ended
+  kRunConflict,     // another run trains here, or the run disagrees with itself
+  kStaleWeights,    // another weights version
+  kStaleAttempt,    // another step or an attempt that is over
+  kStepAborted,     // the attempt ended under this session
   kAlreadySealed,
   kNotSealed,
   kTrainerMissing,        // a trainer did not seal in time
@@ -39,23 +39,23 @@ enum class Reason {
   kContributionConflict,  // one call id with two different dy
   kDecisionConflict,      // the attempt was decided otherwise
   kNonFinite,
-  kFrozen,                // weight gradients asked of a frozen server or read session
+  kFrozen,  // weight gradients asked of a frozen server or read session
   kOverloaded,
   kTooManySessions,
-  kLoading,               // the server has not loaded its model yet
+  kLoading,  // the server has not loaded its model yet
   kDraining,
-  kWeightsChanged,        // a commit fell into the middle of a call
-  kStalled,               // a client that neither sends nor reads
+  kWeightsChanged,  // a commit fell into the middle of a call
+  kStalled,         // a client that neither sends nor reads
   kCancelled,
   kUnknownCheckpoint,
   kCheckpointCorrupt,
-  kCheckpointMismatch,    // of another model
+  kCheckpointMismatch,  // of another model
   kCheckpointDisabled,
   kUnsupportedModel,
   kModelCorrupt,
-  kOutOfMemory,           // the memory plan does not fit
+  kOutOfMemory,  // the memory plan does not fit
   kDeviceFailed,
-  kUnreachable,           // client: no server within the retry budget
+  kUnreachable,  // client: no server within the retry budget
 };
 
 // UPPER_SNAKE_CASE, without the k: "UNKNOWN_SESSION".

@@ -1,5 +1,6 @@
 #include "client/cpp/session.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +18,8 @@
 
 namespace shardmlp {
 namespace {
+
+constexpr absl::Duration kCloseBudget = absl::Seconds(2);
 
 absl::StatusOr<const ClientLayer*> FindLayer(const ServedModel& model, int layer) {
   if (const ClientLayer* found = model.FindLayer(layer); found != nullptr) return found;
@@ -219,12 +222,14 @@ absl::Status Session::Close() {
   }
   if (heartbeat == nullptr) return absl::OkStatus();
   heartbeat.reset();
-  // One try: a server that can't be reached ends the session by itself, when the lease ends.
-  grpc::ClientContext context;
+  // A few tries, so that a lost answer does not keep this place taken; a server that can't be reached ends the session
+  // by itself, when the lease ends.
+  RetryOptions retry = connections_.options().retry;
+  retry.budget = std::min(retry.budget, kCloseBudget);
   v1::CloseSessionRequest request;
   request.set_session_id(id_);
-  return CallOnce(connections_, context, "CloseSession", &v1::Training::Stub::CloseSession, request,
-                  connections_.options().connect_timeout)
+  return CallWithRetries(connections_, retry, "CloseSession", &v1::Training::Stub::CloseSession, request,
+                         connections_.options().connect_timeout)
       .status();
 }
 

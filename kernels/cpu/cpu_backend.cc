@@ -51,7 +51,7 @@ class CpuBackend final : public Backend {
     if (gemm.c.empty()) return absl::OkStatus();
     if (gemm.a.empty()) return EmptyProduct(gemm);
     if (gemm.a.dtype == DType::kF64) return CblasMatMul(gemm);
-    team_.Enter();
+    team_.Enter(gemm.a.element_count() * gemm.c.cols);
     return matmul_.Run(gemm);
   }
 

@@ -5,8 +5,8 @@
 
 #include <compare>
 #include <cstdint>
-#include <map>
 #include <memory>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "kernels/backend.h"
@@ -14,7 +14,11 @@
 
 namespace shardmlp {
 
-// oneDNN's primitives, made once a shape and kept.
+// f32 and bf16.
+//
+// oneDNN has two kinds of matmul. Its blocked GEMM takes sizes when it runs and is the faster for f32 results, where it
+// sums in place; for bf16 results it would need an f32 copy of the whole result, and the kernels generated for one
+// shape are the faster. Primitives are made once and kept.
 class OneDnnMatMul {
  public:
   OneDnnMatMul();
@@ -26,22 +30,26 @@ class OneDnnMatMul {
   absl::Status Run(const Gemm& gemm);
 
  private:
-  // All that a primitive is specialised to.
-  struct Shape {
-    int64_t m, n, k;
-    int64_t a_stride, b_stride, c_stride;
-    DType a_dtype, c_dtype, bias_dtype;
-    bool transpose_a, transpose_b, accumulate, bias;
-    auto operator<=>(const Shape&) const = default;
-  };
   class Library;
-  struct Prepared;
+  // A matrix in a product: what its primitive is specialised to.
+  struct Operand {
+    int64_t rows, cols, stride;  // DNNL_RUNTIME_DIM_VAL where they are given when it runs
+    DType dtype;
+    bool transposed;
+    auto operator<=>(const Operand&) const = default;
+  };
+  struct Product {
+    Operand a, b, c;
+    std::optional<Operand> bias;
+    bool accumulate;
+    auto operator<=>(const Product&) const = default;
+  };
 
-  static Shape ShapeOf(const Gemm& gemm);
-  Prepared& Prepare(const Shape& shape);
+  static Operand Describe(const ConstMatrixView& m, bool transposed);
+  static Product Describe(const Gemm& gemm);
+  static Product AnySize(Product product);
 
   std::unique_ptr<Library> library_;
-  std::map<Shape, std::unique_ptr<Prepared>> prepared_;  // at most kMaxPrepared
 };
 
 // f64 alone. INVALID_ARGUMENT for dimensions beyond CBLAS's 32 bits.

@@ -23,7 +23,8 @@ class SessionTable {
   };
   explicit SessionTable(const Limits& limits) : limits_(limits) {}
 
-  // The session of that opening id where there is one. INVALID_ARGUMENT; FAILED_PRECONDITION (RUN_CONFLICT), saying who is there and until when; RESOURCE_EXHAUSTED.
+  // The session of that opening id where there is one. INVALID_ARGUMENT; FAILED_PRECONDITION (RUN_CONFLICT), saying who
+  // is there and until when; RESOURCE_EXHAUSTED.
   absl::StatusOr<int64_t> Open(const SessionSpec& spec, absl::Time now);
   // NOT_FOUND (UNKNOWN_SESSION). Finding a session extends its lease.
   absl::StatusOr<SessionSpec> Find(int64_t session_id, absl::Time now);

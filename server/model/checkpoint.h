@@ -62,7 +62,8 @@ class CheckpointStore {
   // `path` is made where it is missing; remains of interrupted saves in it are removed.
   static absl::StatusOr<std::unique_ptr<CheckpointStore>> Open(const std::string& path, const ModelSpec& model);
 
-  // INVALID_ARGUMENT for a name that is not 1 to 128 letters, digits, '.', '_', '-', or starts with '.'.
+  // INVALID_ARGUMENT for a name that is not 1 to 128 letters, digits, '.', '_', '-', or starts with '.', or that
+  // something other than a checkpoint has; UNAVAILABLE while another process saves here.
   absl::StatusOr<CheckpointInfo> Save(const std::string& name, const CheckpointState& state);
   // NOT_FOUND (UNKNOWN_CHECKPOINT); DATA_LOSS (CHECKPOINT_CORRUPT) naming the file; FAILED_PRECONDITION
   // (CHECKPOINT_MISMATCH) naming what differs from the model.

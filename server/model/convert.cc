@@ -1,6 +1,8 @@
 #include "server/model/convert.h"
 
+#include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "kernels/cpu/number.h"
 
@@ -18,6 +20,20 @@ void Convert(const char* from, char* to, int64_t count) {
   }
 }
 
+// Columns that are taken at once, so that each line of `from` is read once.
+constexpr int64_t kBlockCols = 16;
+
+// block[c][r] = from[r][first + c], for `count` columns.
+template <typename T>
+void GatherColumns(const char* from, int64_t rows, int64_t cols, int64_t first, int64_t count, char* block) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const char* source = from + (row * cols + first) * sizeof(T);
+    for (int64_t col = 0; col < count; ++col) {
+      std::memcpy(block + (col * rows + row) * sizeof(T), source + col * sizeof(T), sizeof(T));
+    }
+  }
+}
+
 }  // namespace
 
 void ConvertElements(const void* from, DType from_dtype, void* to, DType to_dtype, int64_t count) {
@@ -32,6 +48,23 @@ void ConvertElements(const void* from, DType from_dtype, void* to, DType to_dtyp
       Convert<typename decltype(from_tag)::Type, typename decltype(to_tag)::Type>(source, target, count);
     });
   });
+}
+
+void ConvertTransposed(const void* from, DType from_dtype, MatrixView to) {
+  const int64_t rows = to.cols;
+  const int64_t cols = to.rows;
+  std::vector<char> block(kBlockCols * rows * SizeOf(from_dtype));
+  for (int64_t first = 0; first < cols; first += kBlockCols) {
+    const int64_t count = std::min(kBlockCols, cols - first);
+    WithDType(from_dtype, [&](auto tag) {
+      GatherColumns<typename decltype(tag)::Type>(static_cast<const char*>(from), rows, cols, first, count,
+                                                  block.data());
+    });
+    for (int64_t col = 0; col < count; ++col) {
+      ConvertElements(block.data() + col * rows * SizeOf(from_dtype), from_dtype, to.Rows(first + col, 1).data,
+                      to.dtype, rows);
+    }
+  }
 }
 
 }  // namespace shardmlp

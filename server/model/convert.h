@@ -12,4 +12,7 @@ namespace shardmlp {
 // alignment.
 void ConvertElements(const void* from, DType from_dtype, void* to, DType to_dtype, int64_t count);
 
+// to[c][r] = from[r][c]: `from` [rows, cols] without padding, `to` [cols, rows], converted likewise.
+void ConvertTransposed(const void* from, DType from_dtype, MatrixView to);
+
 }  // namespace shardmlp

@@ -25,8 +25,7 @@ absl::StatusOr<File> File::OpenForReading(std::string path, Reason corrupt) {
   struct stat info;
   if (fstat(descriptor.number(), &info) != 0) return SystemError("examine", path);
   if (!S_ISREG(info.st_mode)) {
-    return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
-                 absl::StrCat(path, " is not a regular file"));
+    return Error(absl::StatusCode::kDataLoss, corrupt, absl::StrCat(path, " is not a regular file"));
   }
   File file(std::move(path), std::move(descriptor), corrupt);
   file.size_ = info.st_size;

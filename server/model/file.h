@@ -35,8 +35,8 @@ class FileDescriptor {
 // is one, the offset.
 class File {
  public:
-  // `corrupt` is the reason that a read past the end is reported under (DATA_LOSS). NOT_FOUND where there is no such
-  // file; INVALID_ARGUMENT where it is no regular one.
+  // NOT_FOUND where there is no such file. `corrupt` is the reason that one which is not regular, and later a read past
+  // its end, is reported under (DATA_LOSS).
   static absl::StatusOr<File> OpenForReading(std::string path, Reason corrupt);
   // Fails where the file exists.
   static absl::StatusOr<File> Create(std::string path);

@@ -4,11 +4,13 @@
 #include <filesystem>
 #include <map>
 #include <set>
+#include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "kernels/status.h"
 #include "server/model/convert.h"
 #include "server/model/file.h"
@@ -21,7 +23,7 @@ namespace shardmlp {
 namespace {
 
 constexpr int64_t kMaxConfigBytes = 16 << 20;
-constexpr int64_t kChunkBytes = 1 << 20;
+constexpr int64_t kChunkBytes = 4 << 20;
 
 absl::Status Corrupt(absl::string_view message) {
   return Error(absl::StatusCode::kDataLoss, Reason::kModelCorrupt, message);
@@ -67,19 +69,25 @@ absl::StatusOr<WeightFiles::Tensor> FindChecked(const TensorSpec& spec, WeightFi
   return tensor;
 }
 
-// The tensor of a served MLP that the family does not have: a bias, a scale, an adapter. Leaving it out would not be
+// Whether `name` lies within one of `modules`: "model.layers.0.mlp.gate_proj.bias" does in "model.layers.0.mlp".
+bool IsWithin(absl::string_view name, const std::set<absl::string_view>& modules) {
+  for (size_t dot = name.find('.'); dot != absl::string_view::npos; dot = name.find('.', dot + 1)) {
+    if (modules.contains(name.substr(0, dot))) return true;
+  }
+  return false;
+}
+
+// A served MLP may have no tensor that its family lacks: a bias, a scale, an adapter. Leaving it out would not be
 // exact.
 absl::Status CheckNothingElse(const ModelSpec& spec, const WeightFiles& files) {
   std::set<absl::string_view> expected;
   for (const TensorSpec& tensor : spec.tensors) expected.insert(tensor.name);
-  const auto check = [&](const std::string& name, absl::string_view where) {
-    if (expected.contains(name)) return absl::OkStatus();
-    for (const LayerSpec& layer : spec.layers) {
-      if (!absl::StartsWith(name, absl::StrCat(layer.module, "."))) continue;
-      return Unsupported(
-          absl::StrCat(where, ": tensor ", name, " is not part of a ", spec.model_type, " MLP with this config.json"));
-    }
-    return absl::OkStatus();
+  std::set<absl::string_view> modules;
+  for (const LayerSpec& layer : spec.layers) modules.insert(layer.module);
+  const auto check = [&](const std::string& name, absl::string_view file_name) {
+    if (expected.contains(name) || !IsWithin(name, modules)) return absl::OkStatus();
+    return Unsupported(absl::StrCat(file_name, ": tensor ", Describe(name), " is not part of a ", spec.model_type,
+                                    " MLP with this config.json"));
   };
   for (const auto& [name, file_name] : files.file_names()) SHARDMLP_RETURN_IF_ERROR(check(name, file_name));
   for (const auto& [file_name, file] : files.open_files()) {
@@ -88,22 +96,12 @@ absl::Status CheckNothingElse(const ModelSpec& spec, const WeightFiles& files) {
   return absl::OkStatus();
 }
 
-// Copies `rows` of a file, [rows, cols] in `dtype` at `bytes`, to the same rows of `to`.
-void CopyRows(const char* bytes, DType dtype, int64_t first_row, int64_t rows, MatrixView to) {
+// A file's rows from `first_row` on, `rows` of them at `bytes` in `dtype`, to their place in `to`.
+void PlaceRows(const char* bytes, DType dtype, int64_t first_row, int64_t rows, bool transposed, MatrixView to) {
+  if (transposed) return ConvertTransposed(bytes, dtype, to.Cols(first_row, rows));
+  const MatrixView part = to.Rows(first_row, rows);
   for (int64_t row = 0; row < rows; ++row) {
-    ConvertElements(bytes + row * to.cols * SizeOf(dtype), dtype, to.Rows(first_row + row, 1).data, to.dtype, to.cols);
-  }
-}
-
-// Copies `rows` of a file, [rows, cols] in `dtype` at `bytes`, to columns [first_row, first_row + rows) of `to`.
-void CopyRowsToColumns(const char* bytes, DType dtype, int64_t first_row, int64_t rows, MatrixView to) {
-  const int64_t file_cols = to.rows;
-  std::vector<char> column(rows * SizeOf(dtype));
-  for (int64_t col = 0; col < file_cols; ++col) {
-    for (int64_t row = 0; row < rows; ++row) {
-      std::copy_n(bytes + (row * file_cols + col) * SizeOf(dtype), SizeOf(dtype), &column[row * SizeOf(dtype)]);
-    }
-    ConvertElements(column.data(), dtype, to.Rows(col, 1).Cols(first_row, rows).data, to.dtype, rows);
+    ConvertElements(bytes + row * part.cols * SizeOf(dtype), dtype, part.Rows(row, 1).data, part.dtype, part.cols);
   }
 }
 
@@ -122,8 +120,8 @@ class SafetensorsFolder final : public ModelFolder {
     }
     const auto& [file, entry] = found->second;
     // A bias is one row.
-    int64_t file_rows = spec.shape.size() == 1 ? 1 : spec.shape[0];
-    int64_t file_cols = spec.shape.back();
+    const int64_t file_rows = spec.shape.size() == 1 ? 1 : spec.shape[0];
+    const int64_t file_cols = spec.shape.back();
     if (to.rows != (spec.transposed ? file_cols : file_rows) || to.cols != (spec.transposed ? file_rows : file_cols)) {
       return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidShape,
                    absl::StrCat("tensor ", spec.name, " is ", ShapeName(spec.shape), " in the file",
@@ -136,7 +134,7 @@ class SafetensorsFolder final : public ModelFolder {
     for (int64_t row = 0; row < file_rows; row += chunk_rows) {
       const int64_t rows = std::min(chunk_rows, file_rows - row);
       SHARDMLP_RETURN_IF_ERROR(file->Read(*entry, row * row_bytes, absl::MakeSpan(chunk).first(rows * row_bytes)));
-      (spec.transposed ? CopyRowsToColumns : CopyRows)(chunk.data(), dtype, row, rows, to);
+      PlaceRows(chunk.data(), dtype, row, rows, spec.transposed, to);
     }
     return absl::OkStatus();
   }

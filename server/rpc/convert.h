@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/matrix.h"
 #include "server/engine/call.h"
 #include "server/engine/engine.h"
 #include "server/engine/step_types.h"

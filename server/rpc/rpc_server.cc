@@ -13,24 +13,12 @@
 #include "server/rpc/listen_address.h"
 #include "server/rpc/model_service.h"
 #include "server/rpc/training_service.h"
+#include "server/rpc/transport.h"
 
 namespace shardmlp {
 namespace {
 
 constexpr absl::Duration kLoanTimeout = absl::Seconds(5);
-
-void SetTransport(const MessageLimits& limits, grpc::ServerBuilder& builder) {
-  // Larger messages are refused by the streams themselves, with a reason; these are cut by gRPC.
-  builder.SetMaxReceiveMessageSize(static_cast<int>(2 * limits.max_message_bytes));
-  // Two servers that share a port would each get some of the connections.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  // A client may ping an idle connection as often as it likes, and one that vanished is noticed.
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 30000);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20000);
-}
 
 }  // namespace
 

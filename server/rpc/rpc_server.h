@@ -20,7 +20,7 @@ namespace shardmlp {
 struct RpcServerOptions {
   std::vector<std::string> listen = {"127.0.0.1:50051"};  // as CheckListenAddress takes them; port 0 takes a free one
   bool insecure_listen_anywhere = false;                  // addresses that are not loopback
-  MessageLimits limits;
+  MessageLimits limits = {};
   absl::Duration stall_timeout = absl::Seconds(60);  // how long a call may wait for its client
 };
 

@@ -1,11 +1,13 @@
-// Hostile safetensors headers and config.json files: refused or understood, never anything else.
+// Hostile safetensors headers, config.json and manifest.json files: refused or understood, never anything else.
 //
-// An input is 'h', two bytes of data size (high byte first) and a header; or 'c' and a config.json.
+// An input is 'h', two bytes of data size (high byte first) and a header; 'c' and a config.json; or 'm' and a
+// manifest.json.
 #include <cstdint>
 #include <cstdlib>
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "server/model/manifest.h"
 #include "server/model/model_config.h"
 #include "server/model/safetensors.h"
 
@@ -54,6 +56,13 @@ void FuzzConfig(absl::string_view text) {
   Check(element_count == spec->layers[0].mlp.parameter_count());
 }
 
+void FuzzManifest(absl::string_view text) {
+  const auto manifest = ParseManifest(text, "manifest.json");
+  if (manifest.ok()) return;
+  Check(ReasonOf(manifest.status()) == Reason::kCheckpointCorrupt ||
+        ReasonOf(manifest.status()) == Reason::kCheckpointMismatch);
+}
+
 }  // namespace
 }  // namespace shardmlp
 
@@ -61,5 +70,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const absl::string_view input(reinterpret_cast<const char*>(data), size);
   if (size >= 3 && input[0] == 'h') shardmlp::FuzzHeader(input.substr(3), data[1] * 256 + data[2]);
   if (size >= 1 && input[0] == 'c') shardmlp::FuzzConfig(input.substr(1));
+  if (size >= 1 && input[0] == 'm') shardmlp::FuzzManifest(input.substr(1));
   return 0;
 }

@@ -1,6 +1,8 @@
 // Model folders made by hand: what is read into which slot, and what is refused by which name.
 #include "server/model/model_folder.h"
 
+#include <sys/stat.h>
+
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -95,6 +97,15 @@ TEST_F(ModelFolderTest, SaysWhatIsNotThere) {
   EXPECT_TRUE(IsUnsupported({"pytorch_model.bin", "safetensors"}));
 }
 
+TEST_F(ModelFolderTest, RefusesAFileThatIsNone) {
+  WriteFile(folder_ / "config.json", LlamaJson().dump());
+  std::filesystem::create_directory(folder_ / "model.safetensors");
+  EXPECT_TRUE(IsCorrupt({"model.safetensors is not a regular file"}));
+  std::filesystem::remove(folder_ / "model.safetensors");
+  ASSERT_EQ(mkfifo((folder_ / "model.safetensors").c_str(), 0600), 0);  // must not wait for a writer
+  EXPECT_TRUE(IsCorrupt({"model.safetensors is not a regular file"}));
+}
+
 TEST_F(ModelFolderTest, RefusesAShapeThatTheConfigContradicts) {
   auto tensors = LlamaTensors();
   tensors[1].shape = {2, 3};
@@ -119,7 +130,8 @@ TEST_F(ModelFolderTest, RefusesABiasThatOnlyOneOfConfigAndFileHas) {
   auto tensors = LlamaTensors();
   tensors.push_back({"model.layers.0.mlp.down_proj.bias", {2}});
   Write(LlamaJson(), tensors);
-  EXPECT_TRUE(IsUnsupported({"model.safetensors: tensor model.layers.0.mlp.down_proj.bias is not part of a llama"}));
+  EXPECT_TRUE(
+      IsUnsupported({"model.safetensors: tensor \"model.layers.0.mlp.down_proj.bias\" is not part of a llama"}));
   json biased = LlamaJson();
   biased["mlp_bias"] = true;
   Write(biased, LlamaTensors());
@@ -193,10 +205,10 @@ TEST_F(ModelFolderTest, RefusesToReadIntoAnotherShape) {
                     absl::StatusCode::kInvalidArgument, Reason::kUnknownTensor, {"other"}));
 }
 
-// Weights of more than one chunk (1 MiB), straight and transposed, into rows that have room between them.
+// Weights of more than one chunk (4 MiB), straight and transposed, into rows that have room between them.
 TEST_F(ModelFolderTest, LargeTensorsKeepTheirOrder) {
-  constexpr int64_t kHidden = 700;
-  constexpr int64_t kInner = 1100;
+  constexpr int64_t kHidden = 1000;
+  constexpr int64_t kInner = 2203;
   const auto counting_up = [](absl::Span<char> out) {
     for (size_t i = 0; i < out.size() / sizeof(float); ++i) {
       const float value = static_cast<float>(i);

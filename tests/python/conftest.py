@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from models import FAMILIES, save_model
+from twins import Twins
 
 import shardmlp
 
@@ -98,3 +99,8 @@ def offload():
     yield call
     for remote in remotes:
         remote.close()
+
+
+@pytest.fixture
+def twins(folder, serve, offload):
+    return Twins(folder, serve, offload)

@@ -16,11 +16,11 @@ WEIGHTS = ("gate_proj.weight", "up_proj.weight", "down_proj.weight")
 class Pair:
     """A remote MLP, its local twin, and an optimizer for each that shows the gradients."""
 
-    def __init__(self, folder, serve, offload, frozen=()):
+    def __init__(self, folder, serve, offload, *flags, frozen=()):
         self.model, local = load_model(folder("llama")), load_model(folder("llama"))
         for name in frozen:
             self.model.model.layers[1].mlp.get_parameter(name).requires_grad_(False)
-        self.remote = offload(self.model, serve(folder("llama")))
+        self.remote = offload(self.model, serve(folder("llama"), *flags))
         self.mlp, self.twin = self.model.model.layers[1].mlp, local.model.layers[1].mlp
         self.optimizer = self.remote.wrap(torch.optim.SGD(self.model.parameters(), lr=1.0))
 
@@ -188,7 +188,8 @@ def test_autocast_in_forward_alone(pair):
     pair.assert_same_weight_gradients()  # the server's sums are f32, of exactly these x and dy
 
 
-def test_autocast_leaves_f64_alone(pair):
+def test_autocast_leaves_f64_alone(folder, serve, offload):
+    pair = Pair(folder, serve, offload, "--dtype=f64")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert pair.mlp(torch.randn(2, 48, dtype=torch.float64)).dtype == torch.float64
 

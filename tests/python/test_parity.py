@@ -7,6 +7,8 @@ import torch
 from models import load_model, loss_of, relative, tokens
 from transformers import AutoModelForCausalLM
 
+import shardmlp
+
 # Largest difference over largest value, in f32 on both sides; sums are ordered differently.
 F32 = 1e-5
 
@@ -73,35 +75,41 @@ def test_saved_model_loads_in_transformers(folder, family, serve, offload, tmp_p
 
 
 @pytest.mark.parametrize(
-    "dtype, bound",
+    "dtype, served, bound",
     [
-        (torch.float64, 1e-5),  # on the wire; the server computes in f32
-        (torch.bfloat16, 2**-7),  # one rounding of x, y, dy and dx each, at 2^-8 or 2^-9
-        (torch.float16, 2**-10),
+        (torch.bfloat16, "f32", 2**-7),  # one rounding of x, y, dy and dx each, at 2^-9
+        (torch.float16, "f32", 2**-10),
+        (torch.float32, "f64", F32),  # the twin's own
+        (torch.float64, "f64", 1e-12),
     ],
 )
-def test_activations_travel_in_their_own_dtype(folder, serve, offload, dtype, bound):
-    model, local = load_model(folder("llama")), load_model(folder("llama"))
-    offload(model, serve(folder("llama")))
+def test_activations_travel_in_their_own_dtype(folder, serve, offload, dtype, served, bound):
+    wide = torch.promote_types(dtype, torch.float32)
+    model, local = load_model(folder("llama")), load_model(folder("llama"), wide)
+    offload(model, serve(folder("llama"), f"--dtype={served}"))
     mlp, twin = model.model.layers[1].mlp, local.model.layers[1].mlp
     x, dy = torch.randn(9, 48).to(dtype), torch.randn(9, 48).to(dtype)
-    mine, theirs = x.clone().requires_grad_(), x.float().requires_grad_()
+    mine, theirs = x.clone().requires_grad_(), x.to(wide).requires_grad_()
     y, expected = mlp(mine), twin(theirs)
     y.backward(dy)
-    expected.backward(dy.float())
+    expected.backward(dy.to(wide))
     assert y.dtype == mine.grad.dtype == dtype
-    assert relative(y.float(), expected) < bound
-    assert relative(mine.grad.float(), theirs.grad) < bound
+    assert relative(y, expected) < bound
+    assert relative(mine.grad, theirs.grad) < bound
 
 
-@pytest.mark.parametrize("served, bound", [("f64", 1e-12), ("bf16", 2e-2)])
-def test_server_computes_in_the_dtype_it_was_given(folder, serve, offload, served, bound):
-    model = load_model(folder("llama"), torch.float64)
-    twin = load_model(folder("llama"), torch.float64)
+def test_f64_needs_an_f64_server(folder, serve, offload):
+    with pytest.raises(shardmlp.Error, match="f64") as failure:
+        offload(load_model(folder("llama"), torch.float64), serve(folder("llama")))
+    assert failure.value.code == "INVALID_ARGUMENT" and failure.value.reason == "INVALID_DTYPE"
+
+
+@pytest.mark.parametrize("dtype, served, bound", [(torch.float64, "f64", 1e-12), (torch.float32, "bf16", 2e-2)])
+def test_whole_model_in_the_dtype_that_the_server_computes_in(folder, serve, offload, dtype, served, bound):
+    model, twin = load_model(folder("llama"), dtype), load_model(folder("llama"), dtype)
     offload(model, serve(folder("llama"), f"--dtype={served}"))
     loss, expected = loss_of(model, seed=5), loss_of(twin, seed=5)
     loss.backward()
     expected.backward()
     assert relative(loss, expected) < bound
-    embedding, theirs = model.get_input_embeddings().weight.grad, twin.get_input_embeddings().weight.grad
-    assert relative(embedding, theirs) < bound * 10
+    assert relative(model.get_input_embeddings().weight.grad, twin.get_input_embeddings().weight.grad) < bound

@@ -66,15 +66,47 @@ loss_of(model, 1).backward()
 """
 
 
-def test_script_that_ends_leaves_its_place_at_once(folder, serve):
+def test_script_that_ends_leaves_its_place_at_once(folder, serve, offload):
     server = serve(folder("llama"))
-    for _ in range(2):
-        subprocess.run(
-            [sys.executable, "-c", SCRIPT, folder("llama"), server.target],
-            check=True,
-            timeout=60,
-            cwd=os.path.dirname(__file__),
-        )
+    script = [sys.executable, "-c", SCRIPT, folder("llama"), server.target]
+    subprocess.run(script, check=True, cwd=os.path.dirname(__file__))
+    offload(load_model(folder("llama")), server)
+
+
+def data_parallel_trainer(rank, folder, target, rendezvous, results):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    model = load_model(folder)
+    remote = shardmlp.offload(model, target, trainer_count=2, trainer_rank=rank)
+    model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = remote.wrap(torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4))
+    norms = []
+    for seed in (rank, 2 + rank):
+        loss_of(model, seed).backward()
+        norms.append(remote.clip_grad_norm_(0.5).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.save((norms, remote.state_dict()), results / str(rank))
+
+
+def test_distributed_data_parallel(folder, serve, tmp_path):
+    """Two trainer processes, whose local gradients DDP averages, equal one that sees both batches."""
+    server = serve(folder("llama"))
+    arguments = (folder("llama"), server.target, tmp_path / "rendezvous", tmp_path)
+    torch.multiprocessing.spawn(data_parallel_trainer, arguments, nprocs=2)
+    local = load_model(folder("llama"))
+    optimizer = torch.optim.AdamW(local.parameters(), lr=1e-3, eps=1e-4)
+    expected = []
+    for seeds in ((0, 1), (2, 3)):
+        for seed in seeds:
+            (loss_of(local, seed) / 2).backward()
+        expected.append(torch.nn.utils.clip_grad_norm_(local.parameters(), 0.5).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    for rank in "01":
+        norms, state = torch.load(tmp_path / rank)
+        assert norms == pytest.approx(expected, rel=1e-5)
+        assert max(relative(state[name], weights) for name, weights in local.state_dict().items()) < 1e-5
 
 
 class Clip(TrainerCallback):

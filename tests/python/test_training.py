@@ -1,4 +1,4 @@
-"""Several steps against torch.optim on a local twin: losses and every weight, whatever the optimizer and the loop."""
+"""Whole loops against a local twin: clipping, frozen tensors, accumulation, zero_grad, what is not finite."""
 
 from __future__ import annotations
 
@@ -7,115 +7,9 @@ import math
 import pytest
 import torch
 from models import load_model, loss_of, relative
+from twins import Twins
 
 import shardmlp
-
-
-class Twins:
-    """A model with its MLPs on a server, and the same model without."""
-
-    def __init__(self, folder, serve, offload, family="llama", **options):
-        self.server = serve(folder(family))
-        self.model, self.local = load_model(folder(family)), load_model(folder(family))
-        self.remote = offload(self.model, self.server, **options)
-
-    def optimize(self, kind, groups=lambda model: model.parameters(), **hyperparameters):
-        self.mine = self.remote.wrap(kind(groups(self.model), **hyperparameters))
-        self.theirs = kind(groups(self.local), **hyperparameters)
-
-    def each(self):
-        return (self.model, self.mine), (self.local, self.theirs)
-
-    def step(self, seed):
-        """One usual step of both; returns both losses."""
-        losses = []
-        for model, optimizer in self.each():
-            loss = loss_of(model, seed)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        return losses
-
-    def difference(self):
-        """Of all weights, the largest, relative to the largest of its tensor."""
-        mine, theirs = self.remote.state_dict(), self.local.state_dict()
-        return max(relative(mine[name], theirs[name]) for name in theirs)
-
-
-@pytest.fixture
-def twins(folder, serve, offload):
-    return Twins(folder, serve, offload)
-
-
-OPTIMIZERS = {
-    "adamw": (torch.optim.AdamW, dict(lr=1e-3)),
-    "adamw with everything": (torch.optim.AdamW, dict(lr=3e-3, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.3)),
-    "adamw fused": (torch.optim.AdamW, dict(lr=1e-3, fused=True)),
-    "adamw with a tensor for lr": (torch.optim.AdamW, dict(lr=torch.tensor(1e-3))),
-    "sgd": (torch.optim.SGD, dict(lr=0.05)),
-    "sgd with momentum": (torch.optim.SGD, dict(lr=0.03, momentum=0.9, dampening=0.2, weight_decay=0.01)),
-    "sgd with nesterov": (torch.optim.SGD, dict(lr=0.03, momentum=0.8, nesterov=True)),
-}
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizer_over_several_steps(twins, name):
-    kind, hyperparameters = OPTIMIZERS[name]
-    twins.optimize(kind, **hyperparameters)
-    for seed in range(6):
-        loss, expected = twins.step(seed)
-        assert loss == pytest.approx(expected, rel=1e-5)
-    assert twins.difference() < 1e-4
-    assert twins.remote.step == 6
-
-
-def test_every_family_trains_alike(folder, family, serve, offload):
-    twins = Twins(folder, serve, offload, family)
-    twins.optimize(torch.optim.AdamW, lr=1e-3)
-    for seed in range(5):
-        loss, expected = twins.step(seed)
-        assert loss == pytest.approx(expected, rel=1e-5)
-    assert twins.difference() < 1e-3  # AdamW divides by gradients that are next to nothing here and there
-
-
-def decay_groups(model):
-    """As trainers do: biases and norms without weight decay, and here a rate of their own."""
-    named = list(model.named_parameters())
-    return [
-        {"params": [p for n, p in named if p.requires_grad and n.endswith("proj.weight")], "weight_decay": 0.5},
-        {"params": [p for n, p in named if not n.endswith("proj.weight")], "lr": 5e-3, "weight_decay": 0.0},
-    ]
-
-
-def test_parameter_groups_and_schedule(folder, serve, offload):
-    """Biases apart from weights, rates that a scheduler changes, and one that the loop changes by hand."""
-    twins = Twins(folder, serve, offload, "llama_biased")
-    twins.optimize(torch.optim.AdamW, decay_groups, lr=1e-3)
-    assert isinstance(twins.mine, torch.optim.AdamW)
-    schedules = [torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.3) for _, optimizer in twins.each()]
-    for seed in range(6):
-        loss, expected = twins.step(seed)
-        assert loss == pytest.approx(expected, rel=1e-5)
-        for schedule, (_, optimizer) in zip(schedules, twins.each()):
-            schedule.step()
-            optimizer.param_groups[1]["betas"] = (0.5, 0.9)
-    assert twins.difference() < 1e-3
-
-
-def test_optimizer_made_before_offload(folder, serve, offload):
-    model, local = load_model(folder("llama")), load_model(folder("llama"))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    remote = offload(model, serve(folder("llama")))
-    assert remote.wrap(optimizer) is optimizer
-    twin = torch.optim.SGD(local.parameters(), lr=0.1)
-    for seed in range(2):
-        for m, o in ((model, optimizer), (local, twin)):
-            loss_of(m, seed).backward()
-            o.step()
-            o.zero_grad()
-    state = remote.state_dict()
-    assert max(relative(state[name], weights) for name, weights in local.state_dict().items()) < 1e-5
 
 
 @pytest.mark.parametrize("max_norm", [0.05, 1e3])
@@ -306,44 +200,6 @@ def test_non_finite_gradients(twins):
     assert all(torch.equal(before[name], after[name]) for name in before)
     twins.step(2)
     assert twins.difference() < 1e-5
-
-
-class Homemade(torch.optim.SGD):
-    pass
-
-
-@pytest.mark.parametrize(
-    "make, message",
-    [
-        (lambda ps: torch.optim.Adam(ps), "torch.optim.adam.Adam; the server has torch.optim.AdamW .* torch.optim.SGD"),
-        (lambda ps: torch.optim.RMSprop(ps), "RMSprop; the server has"),
-        (lambda ps: Homemade(ps), "test_training.Homemade; the server has"),
-        (lambda ps: torch.optim.AdamW(ps, amsgrad=True), "AdamW with amsgrad=True"),
-        (lambda ps: torch.optim.AdamW(ps, maximize=True), "AdamW with maximize=True"),
-        (lambda ps: torch.optim.SGD(ps, maximize=True), "SGD with maximize=True"),
-        (lambda ps: torch.optim.SGD([torch.nn.Parameter(torch.ones(2))]), "holds none of the server's tensors"),
-    ],
-)
-def test_optimizer_that_the_server_lacks_is_refused_by_name(twins, make, message):
-    with pytest.raises(ValueError, match=message):
-        twins.remote.wrap(make(twins.model.parameters()))
-
-
-def test_optimizer_that_moved_the_weights_already_is_refused(folder, serve, offload):
-    model = load_model(folder("llama"))
-    optimizer = torch.optim.AdamW(model.parameters())
-    loss_of(model, 1).backward()
-    optimizer.step()
-    model.load_state_dict(load_model(folder("llama")).state_dict())
-    remote = offload(model, serve(folder("llama")))
-    with pytest.raises(ValueError, match="has updated model.layers.0.mlp.gate_proj.weight before"):
-        remote.wrap(optimizer)
-
-
-def test_one_optimizer_alone_is_wrapped(twins):
-    twins.optimize(torch.optim.SGD, lr=0.1)
-    with pytest.raises(ValueError, match="wrapped already"):
-        twins.remote.wrap(torch.optim.SGD(twins.model.parameters()))
 
 
 def test_clip_needs_a_positive_norm(twins):

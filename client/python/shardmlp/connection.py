@@ -140,8 +140,8 @@ class Connection:
         session = self.session
         if weight_gradient and not self.run.train:
             raise Error(
-                "no tensor of an MLP had requires_grad set when the model was offloaded, so this trainer takes part in no "
-                "step: set it before offload",
+                "no tensor of an MLP had requires_grad set when the model was offloaded, so this trainer takes part in "
+                "no step: set it before offload",
                 "FAILED_PRECONDITION",
                 "FROZEN",
             )

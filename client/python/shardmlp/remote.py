@@ -132,8 +132,9 @@ class Remote:
 
         Its ``step()`` first commits the server's half with each parameter group's hyperparameters as they are then, and
         then does the local half. Where the server can't commit, the local half is not done: StepAborted says to run the
-        step's batches again; any other Error leaves gradients as they are, so that ``step()`` may be called again or the
-        run restored. Its ``zero_grad()``, and the model's, first discard what the server holds and no step() committed.
+        step's batches again; any other Error leaves gradients as they are, so that ``step()`` may be called again, or
+        the run restored. Its ``zero_grad()``, and the model's, first discard what the server holds and no step()
+        committed.
 
         The optimizer must hold the model's parameters, as they are before offload or after it. One of the server's
         tensors that it does not hold, or that has no gradient, gets no update, as in torch. Loss scaling (GradScaler)
@@ -212,8 +213,8 @@ class Remote:
         trainers, each calls it before any goes on.
 
         Raises:
-            Error: NOT_FOUND, no such checkpoint; DATA_LOSS, it is torn or altered; FAILED_PRECONDITION, it is of another
-                model. The server is as it was.
+            Error: NOT_FOUND, no such checkpoint; DATA_LOSS, it is torn or altered; FAILED_PRECONDITION, it is of
+                another model. The server is as it was.
         """
         self._connection.restore_checkpoint(name)
         self._step.forget()

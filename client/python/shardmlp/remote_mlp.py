@@ -16,8 +16,8 @@ class RemoteMLP(nn.Module):
 
     Its submodules and parameters have the original's names. The parameters are the original Parameter objects with
     their memory taken away: zero elements, the same dtype and ``requires_grad``. In an optimizer's group they stand for
-    the server's tensors, and a ``grad`` of zero elements says that the server holds a gradient. ``state_dict()`` fetches
-    the server's weights under these names, and ``load_state_dict()`` refuses weights that are not the server's.
+    the server's tensors, and a ``grad`` of zero elements says that the server holds a gradient. ``state_dict()``
+    fetches the server's weights under these names, and ``load_state_dict()`` refuses weights that are not the server's.
 
     Raises :class:`shardmlp.Error`, and :class:`shardmlp.StepAborted` where the step's attempt ended. Can't be copied,
     pickled, or differentiated twice.
@@ -83,7 +83,7 @@ class Placeholder(nn.Module):
         self._tensors: dict[str, _native.Tensor] = {}
 
     def take(self, name: str, parameter: nn.Parameter, tensor: _native.Tensor) -> None:
-        """Frees ``parameter``'s memory and holds it from now on as ``name``, which stands for the server's ``tensor``."""
+        """Frees ``parameter``'s memory and holds it as ``name``, which stands for the server's ``tensor``."""
         empty = torch.empty(0, dtype=parameter.dtype, device="cpu" if parameter.is_meta else parameter.device)
         if parameter.is_meta:
             parameter = nn.Parameter(empty, parameter.requires_grad)
@@ -152,7 +152,8 @@ class _RemoteFunction(torch.autograd.Function):
 
 
 def _accumulates(parameter: nn.Parameter) -> bool:
-    """Whether the backward that runs now adds to ``parameter.grad``: autograd.grad() and backward(inputs=...) may not."""
+    """Whether the backward that runs now adds to ``parameter.grad``, as autograd.grad() and backward(inputs=...) may
+    not."""
     node = torch.autograd.graph.get_gradient_edge(parameter).node
     try:
         return torch._C._will_engine_execute_node(node)

@@ -114,8 +114,8 @@ class Step:
         self._sealed, self._clip_factor, self._spent = None, 1.0, False
 
     def _trained(self) -> dict[str, nn.Parameter]:
-        """What this step updates: as in torch, what has a gradient. Several trainers must name the same, and one of them
-        may have seen no batch, so theirs is what may have one."""
+        """What this step updates: as in torch, what has a gradient. Several trainers must name the same, and one of
+        them may have seen no batch, so theirs is what may have one."""
         several = self.connection.run.trainer_count > 1
         return {
             name: p for name, p in self.placeholders.items() if (p.requires_grad if several else p.grad is not None)

@@ -1,0 +1,99 @@
+// shardmlp-server: flags -> ServerOptions -> Server. The only file that may exit.
+#include <semaphore.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "server/log.h"
+#include "server/options.h"
+#include "server/server.h"
+
+namespace shardmlp {
+namespace {
+
+constexpr int kFailed = 1;
+constexpr int kBadFlags = 2;
+
+// Threads of an OpenMP team that spin while they wait would take the service's cores. libgomp reads this before main.
+void SetOpenMpWaitPolicy(char** argv) {
+  if (std::getenv("OMP_WAIT_POLICY") != nullptr) return;
+  setenv("OMP_WAIT_POLICY", "passive", /*overwrite=*/1);
+  execv("/proc/self/exe", argv);  // returns only where it fails, and then we go on as we are
+}
+
+int Fail(const absl::Status& status, int code) {
+  std::cerr << "shardmlp-server: " << status.message() << std::endl;
+  return code;
+}
+
+// Posted by each SIGTERM and SIGINT. A handler, since threads that libraries start at load would not block a signal.
+sem_t signalled;
+
+// Acts on signals on a thread of its own: the first notifies `stop`, or ends a process that does not serve yet; the
+// second ends it at once.
+class Signals {
+ public:
+  Signals() {
+    sem_init(&signalled, /*pshared=*/0, 0);
+    struct sigaction action = {};
+    action.sa_handler = [](int) { sem_post(&signalled); };
+    action.sa_flags = SA_RESTART;
+    sigaction(SIGTERM, &action, nullptr);
+    sigaction(SIGINT, &action, nullptr);
+    std::thread([this] { Act(); }).detach();
+  }
+
+  void SetServing() { serving_ = true; }
+  const absl::Notification& stop() const { return stop_; }
+
+ private:
+  void Act() {
+    Await();
+    if (!serving_) _exit(EXIT_SUCCESS);
+    stop_.Notify();
+    Await();
+    _exit(kFailed);
+  }
+  static void Await() {
+    while (sem_wait(&signalled) != 0) continue;
+  }
+
+  std::atomic<bool> serving_ = false;
+  absl::Notification stop_;
+};
+
+int Main(int argc, char** argv) {
+  const std::vector<const char*> arguments(argv + 1, argv + argc);
+  for (const absl::string_view argument : arguments) {
+    if (argument == "--help") {
+      std::cout << Usage();
+      return EXIT_SUCCESS;
+    }
+  }
+  const auto options = ParseOptions(arguments);
+  if (!options.ok()) return Fail(options.status(), kBadFlags);
+  SetOpenMpWaitPolicy(argv);
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);  // Debian's build checks at every lock
+  StartLog(options->log);
+
+  static Signals signals;  // its thread stays to the end
+  const auto server = Server::Start(*options, std::cout);
+  if (!server.ok()) return Fail(server.status(), kFailed);
+  signals.SetServing();
+  const absl::Status status = (*server)->Run(signals.stop());
+  return status.ok() ? EXIT_SUCCESS : Fail(status, kFailed);
+}
+
+}  // namespace
+}  // namespace shardmlp
+
+int main(int argc, char** argv) { return shardmlp::Main(argc, argv); }

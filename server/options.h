@@ -1,0 +1,41 @@
+// What a server is told to do, and the command line that says it.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "server/engine/engine_options.h"
+#include "server/log.h"
+#include "server/model/model_folder.h"
+#include "server/rpc/rpc_server.h"
+
+namespace shardmlp {
+
+struct ServerOptions {
+  std::string model_path;    // a Hugging Face folder
+  ModelFolderOptions model;  // which layers, in which dtype
+  CpuBackendOptions backend;
+  EngineOptions engine;
+  RpcServerOptions rpc;
+  std::string metrics_address = "127.0.0.1:9464";    // empty: no metrics
+  std::string checkpoint_dir;                        // empty: no checkpoints
+  std::string restore;                               // at start; empty: nothing; "latest": the latest, if there is one
+  absl::Duration drain_timeout = absl::Seconds(25);  // from SIGTERM to cancelling what is still open
+  LogOptions log;
+};
+
+// Reads `--name=value`, `--name value` and, for switches, `--name`. INVALID_ARGUMENT, naming the flag, for one that is
+// unknown or has a bad value, and for options that contradict each other (Validate).
+absl::StatusOr<ServerOptions> ParseOptions(absl::Span<const char* const> arguments);
+
+// INVALID_ARGUMENT, naming the flags and their values.
+absl::Status Validate(const ServerOptions& options);
+
+// What --help prints.
+std::string Usage();
+
+}  // namespace shardmlp

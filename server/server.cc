@@ -1,0 +1,116 @@
+#include "server/server.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/status.h"
+#include "server/log.h"
+#include "server/rpc/listen_address.h"
+#include "server/sync/replica_group.h"
+
+namespace shardmlp {
+namespace {
+
+constexpr absl::Duration kHealthInterval = absl::Seconds(1);
+constexpr absl::Duration kShutdownGrace = absl::Seconds(2);  // for statuses to reach clients
+constexpr absl::string_view kLatest = "latest";
+
+// Waits for what an engine method answers.
+template <typename T, typename Start>
+absl::StatusOr<T> Await(Start start) {
+  absl::Notification answered;
+  absl::StatusOr<T> answer;
+  start([&](absl::StatusOr<T> result) {
+    answer = std::move(result);
+    answered.Notify();
+  });
+  answered.WaitForNotification();
+  return answer;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, std::ostream& out) {
+  auto server = std::make_unique<Server>(options);
+  SHARDMLP_RETURN_IF_ERROR(server->Listen(out));
+  SHARDMLP_RETURN_IF_ERROR(server->Load(out));
+  SHARDMLP_RETURN_IF_ERROR(server->Restore(out));
+  server->rpc_->Serve(*server->engine_);
+  out << "serving on " << absl::StrJoin(server->rpc_->addresses(), ", ") << std::endl;
+  return server;
+}
+
+Server::~Server() { Shutdown(); }
+
+absl::Status Server::Listen(std::ostream& out) {
+  SHARDMLP_ASSIGN_OR_RETURN(rpc_, RpcServer::Listen(options_.rpc, metrics_));
+  if (options_.metrics_address.empty()) return absl::OkStatus();
+  SHARDMLP_ASSIGN_OR_RETURN(const int port, metrics_.Expose(options_.metrics_address));
+  out << "metrics on http://" << WithBoundPort(options_.metrics_address, port) << "/metrics" << std::endl;
+  return absl::OkStatus();
+}
+
+absl::Status Server::Load(std::ostream& out) {
+  SHARDMLP_ASSIGN_OR_RETURN(const auto folder, ModelFolder::Open(options_.model_path, options_.model));
+  SHARDMLP_ASSIGN_OR_RETURN(auto backend, MakeCpuBackend(options_.backend));
+  SHARDMLP_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(folder->spec(), options_.engine, backend->device()));
+  out << backend->device().name << "\n" << plan.ToString() << std::flush;
+  std::unique_ptr<CheckpointStore> checkpoints;
+  if (!options_.checkpoint_dir.empty()) {
+    SHARDMLP_ASSIGN_OR_RETURN(checkpoints, CheckpointStore::Open(options_.checkpoint_dir, folder->spec()));
+  }
+  SHARDMLP_ASSIGN_OR_RETURN(engine_, Engine::Create(options_.engine, std::move(backend), *folder, MakeLocalGroup(),
+                                                    std::move(checkpoints), metrics_));
+  return absl::OkStatus();
+}
+
+absl::Status Server::Restore(std::ostream& out) {
+  std::string name = options_.restore;
+  if (name == kLatest) {
+    SHARDMLP_ASSIGN_OR_RETURN(const auto checkpoints,
+                              Await<std::vector<CheckpointInfo>>([&](auto done) { engine_->ListCheckpoints(done); }));
+    name = checkpoints.empty() ? "" : checkpoints.back().name;
+  }
+  if (name.empty()) return absl::OkStatus();
+  SHARDMLP_ASSIGN_OR_RETURN(const StepPosition position,
+                            Await<StepPosition>([&](auto done) { engine_->RestoreCheckpoint(name, done); }));
+  out << "restored checkpoint " << name << ", step " << position.step << std::endl;
+  return absl::OkStatus();
+}
+
+absl::Status Server::Run(const absl::Notification& stop) {
+  while (!stop.WaitForNotificationWithTimeout(kHealthInterval)) {
+    if (absl::Status health = engine_->health(); !health.ok()) {
+      rpc_->SetHealth(false);
+      return health;
+    }
+  }
+  Drain();
+  return absl::OkStatus();
+}
+
+void Server::Drain() {
+  rpc_->SetHealth(false);
+  engine_->StartDraining();
+  LogInfo(absl::StrCat("draining: ", engine_->open_call_count(), " calls are open"));
+  if (!rpc_->AwaitIdle(absl::Now() + options_.drain_timeout)) {
+    LogWarning(absl::StrCat("cancelling ", engine_->open_call_count(), " calls after ",
+                            absl::FormatDuration(options_.drain_timeout)));
+  }
+  Shutdown();
+}
+
+void Server::Shutdown() {
+  if (engine_ != nullptr) engine_->Shutdown();
+  if (rpc_ != nullptr) {
+    rpc_->Shutdown(Error(absl::StatusCode::kUnavailable, Reason::kDraining, "the server is shutting down"),
+                   absl::Now() + kShutdownGrace);
+  }
+  rpc_.reset();
+}
+
+}  // namespace shardmlp

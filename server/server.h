@@ -1,0 +1,45 @@
+// A whole server: a model on a device, the engine over it, and gRPC and metrics in front.
+#pragma once
+
+#include <memory>
+#include <ostream>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/notification.h"
+#include "server/engine/engine.h"
+#include "server/metrics.h"
+#include "server/options.h"
+#include "server/rpc/rpc_server.h"
+
+namespace shardmlp {
+
+class Server {
+ public:
+  // Listens, prints the memory plan to `out`, loads the model, restores the checkpoint where one is asked for, and
+  // serves. A failure says what to change, in a line.
+  static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options, std::ostream& out);
+  // Use Start.
+  explicit Server(const ServerOptions& options) : options_(options) {}
+  ~Server();
+
+  const RpcServer& rpc() const { return *rpc_; }
+
+  // Serves until `stop`, then drains: not ready, no new calls, open ones go on for drain_timeout. Where the device
+  // fails, returns at once what broke it.
+  absl::Status Run(const absl::Notification& stop);
+
+ private:
+  absl::Status Listen(std::ostream& out);
+  absl::Status Load(std::ostream& out);
+  absl::Status Restore(std::ostream& out);
+  void Drain();
+  void Shutdown();
+
+  const ServerOptions options_;
+  Metrics metrics_;
+  std::unique_ptr<Engine> engine_;  // outlives rpc_
+  std::unique_ptr<RpcServer> rpc_;
+};
+
+}  // namespace shardmlp
