@@ -84,8 +84,10 @@ int Run(const std::vector<std::string>& arguments) {
   const absl::StatusOr<std::unique_ptr<Client>> client = Client::Connect(absl::GetFlag(FLAGS_target), options);
   if (!client.ok()) return Report(client.status());
   if (command == "verify") return RunVerify(**client);
-  if (command == "checkpoint")
-    return Report(RunCheckpoint(**client, {arguments.begin() + 1, arguments.end()}, std::cout));
+  if (command == "checkpoint") {
+    const std::string name = arguments.size() == 3 ? arguments[2] : "";
+    return Report(RunCheckpoint(**client, arguments[1], name, std::cout));
+  }
   const auto print = absl::GetFlag(FLAGS_json) ? PrintInfoAsJson : PrintInfo;
   print((*client)->model(), std::cout);
   return kDone;

@@ -26,12 +26,12 @@ struct ReferenceMlp {
     double slope;
   };
   Activated (*activation)(double x) = nullptr;
-  Values gate;       // [I, H]; empty where ungated
-  Values up;         // [I, H]
-  Values down;       // [O, I]
-  Values gate_bias;  // [I]; zeros where the layer has none
-  Values up_bias;    // [I]
-  Values down_bias;  // [O]
+  Values gate = {};       // [I, H]; empty where ungated
+  Values up = {};         // [I, H]
+  Values down = {};       // [O, I]
+  Values gate_bias = {};  // [I]; zeros where the layer has none
+  Values up_bias = {};    // [I]
+  Values down_bias = {};  // [O]
 };
 
 // UNIMPLEMENTED for a name that isn't one of a function of one variable.

@@ -32,7 +32,7 @@ struct Outcome {
   std::string output;  // both streams
 };
 
-Outcome Run(const std::string& arguments) {
+Outcome RunCtl(const std::string& arguments) {
   FILE* const pipe = popen(absl::StrCat(SHARDMLPCTL, " ", arguments, " 2>&1").c_str(), "r");
   Outcome outcome;
   std::array<char, 4096> buffer;
@@ -42,7 +42,7 @@ Outcome Run(const std::string& arguments) {
 }
 
 Outcome RunAgainst(const FakeServer& server, const std::string& arguments) {
-  return Run(absl::StrCat("--target=", server.target(), " ", arguments));
+  return RunCtl(absl::StrCat("--target=", server.target(), " ", arguments));
 }
 
 TEST(CtlTest, InfoShowsWhatIsServed) {
@@ -87,11 +87,11 @@ TEST(CtlTest, CheckpointsAreSavedListedAndRestored) {
 TEST(CtlTest, CommandLinesAreChecked) {
   for (const std::string arguments :
        {"", "inform", "info now", "checkpoint", "checkpoint save", "checkpoint list all", "--rows=0 verify"}) {
-    const Outcome outcome = Run(arguments);
+    const Outcome outcome = RunCtl(arguments);
     EXPECT_EQ(outcome.exit_code, 2) << arguments;
     EXPECT_THAT(outcome.output, HasSubstr("Examples:")) << arguments;
   }
-  const Outcome help = Run("--help");
+  const Outcome help = RunCtl("--help");
   EXPECT_EQ(help.exit_code, 0);
   EXPECT_THAT(help.output, HasSubstr("Exit codes:"));
   FakeServer server;
@@ -101,7 +101,8 @@ TEST(CtlTest, CommandLinesAreChecked) {
 }
 
 TEST(CtlTest, AServerThatIsNotThereIsNamed) {
-  const Outcome outcome = Run(absl::StrCat("--connect_timeout=50ms --target=unix:", testing::TempDir(), "none info"));
+  const Outcome outcome =
+      RunCtl(absl::StrCat("--connect_timeout=50ms --target=unix:", testing::TempDir(), "none info"));
   EXPECT_EQ(outcome.exit_code, 3);
   EXPECT_THAT(outcome.output, HasSubstr("none"));
   EXPECT_THAT(outcome.output, HasSubstr("UNREACHABLE"));

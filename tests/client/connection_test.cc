@@ -162,11 +162,7 @@ TEST(ConnectionTest, ACallThatStandsStillFailsAndGivesItsMemoryBack) {
   EXPECT_EQ(ReasonOf(status), Reason::kStalled);
   x.reset();  // what still referred to it would be a use after free
   done.Notify();
-  // The session goes on.
-  server.SetHook(nullptr);
-  MatrixData small(2, 6, DType::kF32);
-  MatrixData small_y(2, 4, DType::kF32);
-  EXPECT_TRUE(session->Forward(0, small.view(), small_y.view()).ok());
+  EXPECT_EQ(server.Count("Forward"), 1);  // a stall is not retried
 }
 
 // The kernel takes 10 seconds to give up on TCP; a Unix socket is cut by the client.
@@ -196,7 +192,7 @@ TEST_P(MuteServerTest, NothingOfTheCallersMemoryIsSentAfterACallReturned) {
                        .inputs = {ConstMatrixView(x.data(), kRows, 1024, DType::kF32)},
                        .output = MatrixView(y.data(), kRows, 1024, DType::kF32),
                        .rows_per_shard = 256};
-  const auto answer = RunShardCall(**connection, call, absl::Milliseconds(200));
+  const auto answer = RunShardCall(**connection, call, absl::Seconds(1));
   EXPECT_FALSE(answer.ok());
   fill(kAfter);
   const std::string sent = server.Drain();
