@@ -201,6 +201,22 @@ def test_server_that_comes_back_at_another_step_is_refused_until_restored(folder
     assert_weights_of(trainer, twin)
 
 
+def test_zero_grad_after_a_failed_call_discards_what_the_server_may_have_counted(folder, serve, offload):
+    trainer = Trainer(folder, serve(folder("llama")), offload)
+    stale = loss_of(trainer.model, 1)
+    trainer.backward(2)
+    trainer.optimizer.step()
+    trainer.optimizer.zero_grad()
+    with pytest.raises(shardmlp.Error):
+        stale.backward()
+    session = trainer.remote._connection.session
+    attempt = session.position.attempt
+    trainer.optimizer.zero_grad()
+    assert session.position.attempt == attempt + 1
+    trainer.optimizer.zero_grad()
+    assert session.position.attempt == attempt + 1
+
+
 def test_dead_server_is_a_clear_error_and_the_local_half_waits(folder, serve, offload):
     """step() fails with nothing updated and gradients kept."""
     server = serve(folder("llama"))

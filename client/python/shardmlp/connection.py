@@ -63,7 +63,7 @@ class Connection:
         )
         self.model = self._client.model
         self._session: _native.Session | None = None
-        self._finalizer = weakref.finalize(self, lambda: None)
+        self._finalizer: weakref.finalize | None = None
         self.run: Run | None = None
 
     @property
@@ -116,7 +116,8 @@ class Connection:
     def close(self) -> None:
         """Ends the session. Repeats, and calls in a forked child, do nothing."""
         self._session = None
-        self._finalizer()
+        if self._finalizer is not None:
+            self._finalizer()
 
     def forward(self, layer: int, x: torch.Tensor, output_size: int) -> tuple[torch.Tensor, int]:
         """y [T, O] and the weights version it was computed with, from x [T, H], in x's dtype and on its device."""
@@ -160,7 +161,8 @@ class Connection:
     def _hold(self, session: _native.Session) -> None:
         """Keeps ``session``, to be closed with this connection or at exit, so that its place is free at once."""
         self._session = session
-        self._finalizer.detach()
+        if self._finalizer is not None:
+            self._finalizer.detach()
         self._finalizer = weakref.finalize(self, _close, session, self._owner)
 
     def _refuse_fork(self) -> None:

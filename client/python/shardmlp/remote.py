@@ -87,8 +87,8 @@ class Remote:
         self._connection = connection
         self._step = Step(connection, model, average)
         self.layers = [self._swap(match) for match in matches]
-        for layer in self.layers:
-            self._step.placeholders.update(layer.module.placeholders())
+        placeholders = {name: p for layer in self.layers for name, p in layer.module.placeholders().items()}
+        self._step.placeholders = {tensor.name: placeholders[tensor.name] for tensor in connection.model.tensors}
         if connection.model.frozen:
             for p in self._step.placeholders.values():
                 p.requires_grad_(False)

@@ -32,6 +32,7 @@ class Step:
         self._divisor = connection.run.trainer_count if average else 1
         self._sealed: _native.SealedStep | None = None
         self._clip_factor = 1.0
+        self._torn = False  # a call failed, so that the server may hold rows that the session does not know of
         self._spent = False  # committed, and gradients not zeroed since
 
     def guard(self, call: Callable[[], T]) -> T:
@@ -40,6 +41,7 @@ class Step:
             return call()
         except Error as error:
             if error.code != "ABORTED" and error.reason != "UNKNOWN_SESSION":
+                self._torn = True
                 raise
             if not self.connection.run.train:
                 self.connection.reopen_session()
@@ -98,7 +100,8 @@ class Step:
 
     def discard(self) -> None:
         """Drops the server's half, if it has one that no step() committed."""
-        if self.connection.run.train and (self._sealed or self.connection.session.pending_row_count > 0):
+        pending = self._sealed or self._torn or self.connection.session.pending_row_count > 0
+        if self.connection.run.train and pending:
             self._discard("zero_grad")
         self._reset()
 
@@ -111,7 +114,7 @@ class Step:
         self._reset()
 
     def _reset(self) -> None:
-        self._sealed, self._clip_factor, self._spent = None, 1.0, False
+        self._sealed, self._clip_factor, self._torn, self._spent = None, 1.0, False, False
 
     def _trained(self) -> dict[str, nn.Parameter]:
         """What this step updates: as in torch, what has a gradient. Several trainers must name the same, and one of
