@@ -184,6 +184,7 @@ absl::Status Parameters::ReadRows(const TensorSpec& tensor, int64_t row_begin, i
 absl::Status Parameters::ReadView(const TensorSpec& tensor, ConstMatrixView view, int64_t row_begin, int64_t row_count,
                                   absl::Span<char> to) {
   const ConstMatrixView part = tensor.transposed ? view.Cols(row_begin, row_count) : view.Rows(row_begin, row_count);
+  if (part.empty()) return absl::OkStatus();
   SHARDMLP_ASSIGN_OR_RETURN(const Buffer host, backend_.Allocate(Memory::kStaging, part.byte_count()));
   SHARDMLP_RETURN_IF_ERROR(backend_.Copy(Stream::kCompute, part, host.View(part.rows, part.cols, part.dtype)));
   SHARDMLP_RETURN_IF_ERROR(Drain(backend_, Stream::kCompute));

@@ -72,7 +72,7 @@ TEST_F(StepTest, ASealWaitsForATrainerThatIsNotConnectedYet) {
   Connect(1, 2);
   const SealAnswer first = Seal(1);
   EXPECT_THAT(device_.asked, IsEmpty());
-  Connect(2, 2);  // the first one again would be refused by the session table; here it only forgets its seal
+  Connect(2, 2);  // the second; the first is there already
   Seal(1);
   Seal(2);
   Sum();
