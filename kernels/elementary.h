@@ -1,9 +1,8 @@
 // exp and the normal distribution, in f32 and f64, for elementwise loops.
 //
 // Branch-free arithmetic on one element: a loop over them vectorises without -ffast-math, and infinities and NaN come
-// out as <cmath> gives them. Everything is constexpr, which is what lets device code call it too. Errors, measured by
-// tests/kernels: Exp within 2 units in the last place where the result is normal; Normal's cdf within 2e-7 (f32) or 1e-15
-// (f64), absolute.
+// out as <cmath> gives them. Everything is constexpr, which is what lets device code call it too. Errors: Exp within 2
+// units in the last place where the result is normal; Normal's cdf within 2e-7 (f32) or 1e-15 (f64), absolute.
 #pragma once
 
 #include <array>
