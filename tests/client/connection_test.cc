@@ -150,9 +150,10 @@ TEST(ConnectionTest, ACallThatStandsStillFailsAndGivesItsMemoryBack) {
   options.stall_timeout = absl::Milliseconds(200);
   const auto client = Connect(server.target(), options);
   const auto session = Open(*client);
-  absl::Notification done;
-  server.SetHook([&](const Moment& moment) -> std::optional<grpc::Status> {
-    if (moment.method == "Forward" && moment.message == 1) done.WaitForNotification();
+  // Shared, since the server's thread may still be in it when the test ends.
+  const auto done = std::make_shared<absl::Notification>();
+  server.SetHook([done](const Moment& moment) -> std::optional<grpc::Status> {
+    if (moment.method == "Forward" && moment.message == 1) done->WaitForNotification();
     return std::nullopt;
   });
   auto x = std::make_unique<MatrixData>(16384, 1024, DType::kF32);
@@ -161,7 +162,7 @@ TEST(ConnectionTest, ACallThatStandsStillFailsAndGivesItsMemoryBack) {
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(ReasonOf(status), Reason::kStalled);
   x.reset();  // what still referred to it would be a use after free
-  done.Notify();
+  done->Notify();
   EXPECT_EQ(server.Count("Forward"), 1);  // a stall is not retried
 }
 

@@ -61,17 +61,18 @@ TEST_F(SessionTest, ClosingDoesNotWaitForTheNextRenewal) {
 
 TEST_F(SessionTest, ClosingWorksWhileARenewalIsOnItsWay) {
   Open(absl::Seconds(3));
-  absl::Notification renewing;
-  absl::Notification cancelled;
-  server_->SetHook([&](const Moment& moment) -> std::optional<grpc::Status> {
+  // Shared, since the server's thread may still be in them when the test ends.
+  const auto renewing = std::make_shared<absl::Notification>();
+  const auto closed = std::make_shared<absl::Notification>();
+  server_->SetHook([=](const Moment& moment) -> std::optional<grpc::Status> {
     if (moment.method != "RenewSession" || moment.try_number > 0) return std::nullopt;
-    renewing.Notify();
-    cancelled.WaitForNotification();
+    renewing->Notify();
+    closed->WaitForNotification();
     return std::nullopt;
   });
-  renewing.WaitForNotification();
+  renewing->WaitForNotification();
   EXPECT_TRUE(session_->Close().ok());
-  cancelled.Notify();
+  closed->Notify();
 }
 
 TEST_F(SessionTest, RenewalsGoOnAfterFailures) {
@@ -198,16 +199,16 @@ TEST_F(SessionTest, ASealThatIsNotAnsweredFailsInTime) {
   options.seal_timeout = absl::Milliseconds(50);
   client_ = *Client::Connect(server_->target(), options);
   session_ = *client_->OpenSession({});
-  absl::Notification done;
-  server_->SetHook([&](const Moment& moment) -> std::optional<grpc::Status> {
-    if (moment.method == "SealStep") done.WaitForNotification();
+  const auto done = std::make_shared<absl::Notification>();
+  server_->SetHook([done](const Moment& moment) -> std::optional<grpc::Status> {
+    if (moment.method == "SealStep") done->WaitForNotification();
     return std::nullopt;
   });
   const absl::Status status = session_->SealStep().status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(ReasonOf(status), Reason::kStalled);
   EXPECT_THAT(std::string(status.message()), HasSubstr("SealStep: no answer from"));
-  done.Notify();
+  done->Notify();
 }
 
 TEST_F(SessionTest, TheModelAndItsCheckpointsAreReported) {
