@@ -47,9 +47,8 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& model, const EngineOption
   }
   // One tile size for all layers keeps lanes and limits simple; layers of one model hardly differ.
   const int tiles = TilesInFlight(device);
-  plan.tile_row_count = options.workspace_bytes == 0
-                            ? kDefaultTileRows
-                            : TileBuffers::Rows(model.layers, options.workspace_bytes / tiles);
+  plan.tile_row_count = options.workspace_bytes == 0 ? kDefaultTileRows
+                                                     : TileBuffers::Rows(model.layers, options.workspace_bytes / tiles);
   if (plan.tile_row_count == 0) {
     return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
                  absl::StrFormat("a workspace of %d bytes holds no tile: one row takes %d bytes",

@@ -44,7 +44,9 @@ std::vector<TrainerStatus> StepProtocol::trainers() const {
   return trainers;
 }
 
-void StepProtocol::AddTrainer(int64_t session_id, const SessionSpec& spec) { trainers_.try_emplace(session_id, Trainer{spec, false}); }
+void StepProtocol::AddTrainer(int64_t session_id, const SessionSpec& spec) {
+  trainers_.try_emplace(session_id, Trainer{spec, false});
+}
 
 void StepProtocol::RemoveTrainer(int64_t session_id, bool lost, Outbox& outbox) {
   const auto trainer = trainers_.find(session_id);
@@ -267,9 +269,8 @@ void StepProtocol::Discard(const DiscardSpec& spec, PositionDone done, Outbox& o
 void StepProtocol::EndAttempt(StepOutcome outcome, const std::string& why, Outbox& outbox) {
   ++position_.attempt;
   end_reason_ = why;
-  const absl::Status aborted =
-      Error(absl::StatusCode::kAborted, Reason::kStepAborted, absl::StrCat("the step's attempt is over: ", why),
-            PositionMetadata(position_));
+  const absl::Status aborted = Error(absl::StatusCode::kAborted, Reason::kStepAborted,
+                                     absl::StrCat("the step's attempt is over: ", why), PositionMetadata(position_));
   AnswerSeals(aborted, outbox);
   AnswerCommits(aborted, outbox);
   StartAttempt();

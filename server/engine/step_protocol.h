@@ -56,9 +56,9 @@ class StepProtocol {
   // Whether (step, attempt) is the open one. ABORTED (STEP_ABORTED) where the attempt is over; FAILED_PRECONDITION
   // (STALE_ATTEMPT) where it never was.
   absl::Status CheckOpen(int64_t step, int64_t attempt) const;
-  // Whether a tile may be added, and marks it where it may: the device thread asks right before it enqueues the tile, so
-  // that no seal can come between and count without it. `non_finite`: where in it a NaN or infinity is, so that it is
-  // counted and not added; empty for none.
+  // Whether a tile may be added, and marks it where it may: the device thread asks right before it enqueues the tile,
+  // so that no seal can come between and count without it. `non_finite`: where in it a NaN or infinity is, so that it
+  // is counted and not added; empty for none.
   absl::StatusOr<LedgerVerdict> Admit(const Contribution& contribution, int64_t step, int64_t attempt,
                                       const std::string& non_finite);
 

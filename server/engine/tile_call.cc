@@ -94,8 +94,8 @@ absl::Status TileCall::CheckShard(int64_t row_offset, int64_t row_count, int64_t
                                     ", since shards come in order without gap or overlap"));
   }
   if (row_count > total - row_offset) {
-    return InvalidRows(absl::StrCat("a shard of ", row_count, " rows at row ", row_offset, "; the call has ", total,
-                                    " rows"));
+    return InvalidRows(
+        absl::StrCat("a shard of ", row_count, " rows at row ", row_offset, "; the call has ", total, " rows"));
   }
   SHARDMLP_RETURN_IF_ERROR(CheckSize("x", x, row_count, spec_.x_cols(), spec_.header.dtype));
   if (dy != nullptr) SHARDMLP_RETURN_IF_ERROR(CheckSize("dy", *dy, row_count, spec_.dy_cols(), spec_.header.dtype));

@@ -70,9 +70,9 @@ class CallHost {
   virtual void CallFinished(int64_t session_id) = 0;
 };
 
-// Locks `mutex_` for a few assignments at a time, and calls out with no lock held, except that it submits its tiles under
-// it, so that they stay in order whichever threads give outputs back. After CallHost::CallFinished it touches the host no
-// more, so that results which are still being sent may outlive the engine.
+// Locks `mutex_` for a few assignments at a time, and calls out with no lock held, except that it submits its tiles
+// under it, so that they stay in order whichever threads give outputs back. After CallHost::CallFinished it touches the
+// host no more, so that results which are still being sent may outlive the engine.
 class TileCall final : public Call, public std::enable_shared_from_this<TileCall> {
  public:
   // `host`, `sink` and `metrics` must live until the call is finished.

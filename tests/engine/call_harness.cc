@@ -153,9 +153,8 @@ absl::StatusOr<int64_t> CallRig::TryPlace(int64_t row_offset, int64_t row_count,
 }
 
 int64_t CallRig::Place(int64_t begin, int64_t count, int64_t skip) {
-  const absl::StatusOr<int64_t> placed =
-      TryPlace(begin, count, skip, Encode(RowsOf(x, begin, count), DType::kF64),
-               Encode(RowsOf(dy, begin, count), DType::kF64));
+  const absl::StatusOr<int64_t> placed = TryPlace(begin, count, skip, Encode(RowsOf(x, begin, count), DType::kF64),
+                                                  Encode(RowsOf(dy, begin, count), DType::kF64));
   EXPECT_TRUE(Succeeds(placed));
   return placed.value_or(0);
 }

@@ -38,11 +38,11 @@ class HandHost final : public CallHost {
   void Run();
 
   int64_t version = 5;
-  bool repeat = false;          // tiles were counted before
-  absl::Status admission;       // what StartTile answers
-  absl::Status device;          // what FinishTile answers
-  std::vector<Tile> tiles;      // that were admitted
-  int awaited = 0;              // events that FinishTile was given
+  bool repeat = false;      // tiles were counted before
+  absl::Status admission;   // what StartTile answers
+  absl::Status device;      // what FinishTile answers
+  std::vector<Tile> tiles;  // that were admitted
+  int awaited = 0;          // events that FinishTile was given
   int finished_calls = 0;
   size_t submitted() const { return queue_.size(); }
 

@@ -60,8 +60,7 @@ TEST_F(EngineCallsTest, ASessionThatIsUnknownClosedOrReads) {
                       {"read session"}));
   ASSERT_TRUE(Succeeds(engine_->CloseSession(reader.session())));
   ASSERT_TRUE(Succeeds(engine_->CloseSession(reader.session()))) << "repeats succeed";
-  EXPECT_TRUE(
-      Refuses(reader.ForwardHeader(0, kRows), absl::StatusCode::kNotFound, Reason::kUnknownSession));
+  EXPECT_TRUE(Refuses(reader.ForwardHeader(0, kRows), absl::StatusCode::kNotFound, Reason::kUnknownSession));
 }
 
 TEST_F(EngineCallsTest, ABackwardOfAnotherStepAttemptOrVersion) {
@@ -70,7 +69,8 @@ TEST_F(EngineCallsTest, ABackwardOfAnotherStepAttemptOrVersion) {
   EXPECT_TRUE(Refuses(step, absl::StatusCode::kFailedPrecondition, Reason::kStaleAttempt, {"step 1"}));
   BackwardSpec version = trainer_.BackwardHeader(0, kRows);
   version.weights_version = 2;
-  EXPECT_TRUE(Refuses(version, absl::StatusCode::kFailedPrecondition, Reason::kStaleWeights, {"version 2", "version 1"}));
+  EXPECT_TRUE(
+      Refuses(version, absl::StatusCode::kFailedPrecondition, Reason::kStaleWeights, {"version 2", "version 1"}));
   version.weight_gradient = false;
   EXPECT_TRUE(Refuses(version, absl::StatusCode::kFailedPrecondition, Reason::kStaleWeights));
   const BackwardSpec old_attempt = trainer_.BackwardHeader(0, kRows);
@@ -171,8 +171,8 @@ TEST_F(EngineCallsTest, ADrainingEngineTakesNothingNewAndLetsOpenCallsEnd) {
   const auto open = trainer_.Start(trainer_.BackwardHeader(0, kRows), x_, dy_);
   engine_->StartDraining();
   EXPECT_TRUE(Refuses(trainer_.ForwardHeader(0, kRows), absl::StatusCode::kUnavailable, Reason::kDraining));
-  EXPECT_TRUE(
-      Fails(engine_->OpenSession({"run", SessionRole::kRead, 1, 0}), absl::StatusCode::kUnavailable, Reason::kDraining));
+  EXPECT_TRUE(Fails(engine_->OpenSession({"run", SessionRole::kRead, 1, 0}), absl::StatusCode::kUnavailable,
+                    Reason::kDraining));
   ASSERT_TRUE(Succeeds(open->SendAll()));
   ASSERT_TRUE(Succeeds(open->Wait()));
   ASSERT_TRUE(Succeeds(trainer_.Seal()));
@@ -185,8 +185,8 @@ TEST(EngineWireTest, RowsTravelInTheCallsOwnDType) {
   const TinyModel model({OddMlp()});
   const TestEngine engine(model, TilesOf(4, model));
   Trainer trainer(*engine);
-  const std::pair<DType, double> cases[] = {{DType::kF64, 1e-12}, {DType::kF32, 0x1p-24}, {DType::kF16, 0x1p-11},
-                                            {DType::kBF16, 0x1p-8}};
+  const std::pair<DType, double> cases[] = {
+      {DType::kF64, 1e-12}, {DType::kF32, 0x1p-24}, {DType::kF16, 0x1p-11}, {DType::kBF16, 0x1p-8}};
   for (const auto& [dtype, half_unit] : cases) {
     SCOPED_TRACE(std::string(Name(dtype)));
     const Dense x = Decode(Encode(RandomDense(9, 13, 1), dtype).data(), 9, 13, dtype);

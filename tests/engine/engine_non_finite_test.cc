@@ -82,8 +82,9 @@ TEST_F(NonFiniteTest, TheTilesAroundItAreAddedAndItIsNot) {
   Dense dy = dy_;
   dy.at(5, 0) = NAN;
   trainer.Backward(0, x_, dy);
-  const std::vector<NaiveGradients> expected = {NaiveBackward(
-      model_.layers()[0], Stacked({RowsOf(x_, 0, 4), RowsOf(x_, 8, 2)}), Stacked({RowsOf(dy_, 0, 4), RowsOf(dy_, 8, 2)}))};
+  const std::vector<NaiveGradients> expected = {NaiveBackward(model_.layers()[0],
+                                                              Stacked({RowsOf(x_, 0, 4), RowsOf(x_, 8, 2)}),
+                                                              Stacked({RowsOf(dy_, 0, 4), RowsOf(dy_, 8, 2)}))};
   const std::vector<double> squares = Squares(model_.spec(), expected);
   const absl::StatusOr<SealResult> seal = trainer.Seal();
   ASSERT_TRUE(Succeeds(seal));

@@ -93,8 +93,12 @@ TEST_F(ExactlyOnceTest, ABackwardThatIsCutAfterAnyNumberOfTilesAndSentAgain) {
       EXPECT_EQ(Step([&](Trainer& trainer) {
                   const BackwardSpec header = trainer.BackwardHeader(0, kRows);
                   const auto first = trainer.Start(header, x_, dy_);
-                  if (answered > 0) { EXPECT_TRUE(Succeeds(first->Send(answered))); }
-                  if (rows_beyond > 0) { EXPECT_TRUE(Succeeds(first->Send(rows_beyond))); }
+                  if (answered > 0) {
+                    EXPECT_TRUE(Succeeds(first->Send(answered)));
+                  }
+                  if (rows_beyond > 0) {
+                    EXPECT_TRUE(Succeeds(first->Send(rows_beyond)));
+                  }
                   first->WaitForRows(answered);
                   first->Cancel();
                   const auto again = Again(trainer, header);
@@ -152,8 +156,8 @@ TEST_F(ExactlyOnceTest, AnotherDyUnderTheSameCallIsRefusedAndLeavesNoTrace) {
                 other.at(bad_row, 3) += 1e-9;
                 const auto refused = RunningCall::Backward(trainer.engine(), header, x_, other).value();
                 EXPECT_TRUE(Succeeds(refused->SendAll(4)));
-                EXPECT_TRUE(Fails(refused->Wait(), absl::StatusCode::kFailedPrecondition,
-                                  Reason::kContributionConflict, {absl::StrCat("call ", header.call_id)}));
+                EXPECT_TRUE(Fails(refused->Wait(), absl::StatusCode::kFailedPrecondition, Reason::kContributionConflict,
+                                  {absl::StrCat("call ", header.call_id)}));
                 EXPECT_EQ(refused->rows(), RowsOf(first->rows(), 0, bad_row / kTileRows * kTileRows));
                 return first->rows();
               }),
@@ -163,26 +167,26 @@ TEST_F(ExactlyOnceTest, AnotherDyUnderTheSameCallIsRefusedAndLeavesNoTrace) {
 
 TEST_F(ExactlyOnceTest, AnotherLengthOrLayerUnderTheSameCallIsRefusedAndLeavesNoTrace) {
   const Outcome undisturbed = Undisturbed();
-  EXPECT_EQ(Step([&](Trainer& trainer) {
-              const BackwardSpec header = trainer.BackwardHeader(0, kRows);
-              const auto first = trainer.Start(header, x_, dy_);
-              EXPECT_TRUE(Succeeds(first->SendAll()));
-              EXPECT_TRUE(Succeeds(first->Wait()));
-              BackwardSpec other_length = header;
-              other_length.row_count = kRows - 1;
-              BackwardSpec other_layer = header;
-              other_layer.layer = LayerIndex(1);
-              for (const BackwardSpec& other : {other_length, other_layer}) {
-                const auto refused = RunningCall::Backward(trainer.engine(), other, RowsOf(x_, 0, other.row_count),
-                                                           RowsOf(dy_, 0, other.row_count))
-                                         .value();
-                EXPECT_TRUE(Succeeds(refused->SendAll()));
-                EXPECT_TRUE(Fails(refused->Wait(), absl::StatusCode::kFailedPrecondition,
-                                  Reason::kContributionConflict));
-              }
-              return first->rows();
-            }),
-            undisturbed);
+  EXPECT_EQ(
+      Step([&](Trainer& trainer) {
+        const BackwardSpec header = trainer.BackwardHeader(0, kRows);
+        const auto first = trainer.Start(header, x_, dy_);
+        EXPECT_TRUE(Succeeds(first->SendAll()));
+        EXPECT_TRUE(Succeeds(first->Wait()));
+        BackwardSpec other_length = header;
+        other_length.row_count = kRows - 1;
+        BackwardSpec other_layer = header;
+        other_layer.layer = LayerIndex(1);
+        for (const BackwardSpec& other : {other_length, other_layer}) {
+          const auto refused = RunningCall::Backward(trainer.engine(), other, RowsOf(x_, 0, other.row_count),
+                                                     RowsOf(dy_, 0, other.row_count))
+                                   .value();
+          EXPECT_TRUE(Succeeds(refused->SendAll()));
+          EXPECT_TRUE(Fails(refused->Wait(), absl::StatusCode::kFailedPrecondition, Reason::kContributionConflict));
+        }
+        return first->rows();
+      }),
+      undisturbed);
 }
 
 TEST_F(ExactlyOnceTest, ABackwardWhoseAnswerWasLostMayBeSentAgainAfterTheSeal) {
@@ -239,7 +243,9 @@ TEST_F(ExactlyOnceTest, AStepThatWasDiscardedAndDoneOver) {
     EXPECT_EQ(Step([&](Trainer& trainer) {
                 trainer.Backward(1, x_before_, dy_before_);
                 trainer.Backward(0, x_, dy_);
-                if (sealed) { EXPECT_TRUE(Succeeds(trainer.Seal())); }
+                if (sealed) {
+                  EXPECT_TRUE(Succeeds(trainer.Seal()));
+                }
                 EXPECT_TRUE(Succeeds(trainer.Discard()));
                 trainer.Backward(0, x_before_, dy_before_);
                 return trainer.Backward(0, x_, dy_);

@@ -47,8 +47,8 @@ TEST(EngineTensorsTest, WhatIsNotThereIsRefused) {
   EXPECT_TRUE(Fails(Read(engine, 4, 0, 1), absl::StatusCode::kInvalidArgument, Reason::kUnknownTensor, {"tensor 4"}));
   const std::pair<int64_t, int64_t> ranges[] = {{-1, 1}, {0, -1}, {0, 14}, {13, 1}, {14, 0}, {1, INT64_MAX}};
   for (const auto& [begin, count] : ranges) {
-    EXPECT_TRUE(
-        Fails(Read(engine, 0, begin, count), absl::StatusCode::kInvalidArgument, Reason::kInvalidRows, {"which has 13"}));
+    EXPECT_TRUE(Fails(Read(engine, 0, begin, count), absl::StatusCode::kInvalidArgument, Reason::kInvalidRows,
+                      {"which has 13"}));
   }
   EXPECT_TRUE(Fails(Read(engine, 1, 0, 2), absl::StatusCode::kInvalidArgument, Reason::kInvalidRows, {"which has 1"}));
 }
@@ -150,7 +150,8 @@ TEST(EngineTensorsTest, ACommitThatIsWrongInItselfIsRefusedAndTheStepStaysSealed
 }
 
 TEST(EngineTensorsTest, ABf16ModelIsItsMastersRounded) {
-  // One step of 1e-4 is less than half a unit of most bf16 weights here; that 64 of them show is the f32 masters' doing.
+  // One step of 1e-4 is less than half a unit of most bf16 weights here; that 64 of them show is the f32 masters'
+  // doing.
   const TinyModel model({PlainMlp(DType::kBF16)});
   const TestEngine engine(model);
   Trainer trainer(*engine);

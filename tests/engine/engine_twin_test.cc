@@ -43,7 +43,9 @@ void ExpectStep(const TestEngine& engine, Trainer& trainer, std::vector<NaiveGra
 }
 
 // x of `tokens` rows, and a dy that is small enough for the weights to stay as they are, about, over a hundred steps.
-Dense InputOf(const MlpConfig& mlp, int64_t tokens, uint64_t seed) { return RandomDense(tokens, mlp.hidden_size, seed); }
+Dense InputOf(const MlpConfig& mlp, int64_t tokens, uint64_t seed) {
+  return RandomDense(tokens, mlp.hidden_size, seed);
+}
 Dense OutputGradientOf(const MlpConfig& mlp, int64_t tokens, uint64_t seed) {
   return RandomDense(tokens, mlp.output_size, seed + 1000, 0.05 / static_cast<double>(std::max<int64_t>(tokens, 1)));
 }
@@ -211,8 +213,9 @@ TEST_F(EngineStepTest, TwoSessionsInterleavedTileByTileAreEachRight) {
   for (int rank = 0; rank < 2; ++rank) {
     ASSERT_TRUE(Succeeds(calls[rank]->End()));
     ASSERT_TRUE(Succeeds(calls[rank]->Wait()));
-    EXPECT_LE(testing::RelativeDifference(calls[rank]->rows(), NaiveBackward(model_.layers()[0], xs[rank], dys[rank]).dx),
-              kBound);
+    EXPECT_LE(
+        testing::RelativeDifference(calls[rank]->rows(), NaiveBackward(model_.layers()[0], xs[rank], dys[rank]).dx),
+        kBound);
   }
   const Reply<SealResult> first = trainers[0].StartSeal();
   ASSERT_TRUE(Succeeds(trainers[1].Seal()));

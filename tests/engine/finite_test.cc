@@ -49,12 +49,13 @@ TEST(FiniteTest, NanAndInfinityAreFoundInEveryDType) {
       {DType::kBF16, {0, 0x3f80, 1, 0x7f7f, 0x8000, 0xff7f}, {0x7f80, 0xff80, 0x7fc0, 0x7f81, 0xffff}});
   ExpectFound<uint16_t>(
       {DType::kF16, {0, 0x3c00, 1, 0x7bff, 0x8000, 0xfbff}, {0x7c00, 0xfc00, 0x7e00, 0x7c01, 0xffff}});
-  ExpectFound<uint64_t>({DType::kF64,
-                         {0, std::bit_cast<uint64_t>(1.0), 1, std::bit_cast<uint64_t>(std::numeric_limits<double>::max()),
-                          std::bit_cast<uint64_t>(-std::numeric_limits<double>::max())},
-                         {std::bit_cast<uint64_t>(std::numeric_limits<double>::infinity()),
-                          std::bit_cast<uint64_t>(-std::numeric_limits<double>::infinity()), 0x7ff0000000000001,
-                          std::bit_cast<uint64_t>(std::numeric_limits<double>::quiet_NaN()), ~uint64_t{0}}});
+  ExpectFound<uint64_t>(
+      {DType::kF64,
+       {0, std::bit_cast<uint64_t>(1.0), 1, std::bit_cast<uint64_t>(std::numeric_limits<double>::max()),
+        std::bit_cast<uint64_t>(-std::numeric_limits<double>::max())},
+       {std::bit_cast<uint64_t>(std::numeric_limits<double>::infinity()),
+        std::bit_cast<uint64_t>(-std::numeric_limits<double>::infinity()), 0x7ff0000000000001,
+        std::bit_cast<uint64_t>(std::numeric_limits<double>::quiet_NaN()), ~uint64_t{0}}});
 }
 
 TEST(FiniteTest, TheFirstOfSeveralRowsIsNamed) {

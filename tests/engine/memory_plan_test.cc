@@ -129,8 +129,7 @@ TEST(MemoryPlanTest, OneTileServesLayersThatDiffer) {
 TEST(MemoryPlanTest, WhatDoesNotFitIsRefusedWithTheNumbers) {
   const MemoryPlan plan = Plan(Model(DType::kF32, {kGated}));
   EXPECT_TRUE(Succeeds(CheckFits(plan, plan.total_bytes())));
-  EXPECT_TRUE(Fails(CheckFits(plan, plan.total_bytes() - 1), absl::StatusCode::kResourceExhausted,
-                    Reason::kOutOfMemory,
+  EXPECT_TRUE(Fails(CheckFits(plan, plan.total_bytes() - 1), absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory,
                     {absl::StrCat(plan.total_bytes(), " bytes"), absl::StrCat(plan.total_bytes() - 1, " are available"),
                      "weights", "optimizer state", "tiles of 1024 rows"}));
 }

@@ -53,8 +53,8 @@ TEST(ParameterGroupsTest, AHyperparameterOutOfRangeIsNamedWithItsGroup) {
     return std::vector<ParameterGroup>{{{"gate", "up"}, Sgd{}}, {{"down"}, hyperparameters}};
   };
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-  EXPECT_TRUE(
-      Refuses(second(Sgd{.learning_rate = -1}), Reason::kInvalidArgument, {"parameter group 1", "learning_rate", "-1"}));
+  EXPECT_TRUE(Refuses(second(Sgd{.learning_rate = -1}), Reason::kInvalidArgument,
+                      {"parameter group 1", "learning_rate", "-1"}));
   EXPECT_TRUE(Refuses(second(Sgd{.learning_rate = kNan}), Reason::kInvalidArgument, {"learning_rate", "nan"}));
   EXPECT_TRUE(Refuses(second(AdamW{.beta2 = 1}), Reason::kInvalidArgument, {"parameter group 1", "beta2"}));
   EXPECT_TRUE(Refuses(second(Sgd{.nesterov = true}), Reason::kInvalidArgument, {"nesterov"}));

@@ -37,7 +37,8 @@ class Log {
 
 class LoggingTile final : public TileJob {
  public:
-  LoggingTile(Log& log, std::string name, absl::AnyInvocable<void()> on_start = [] {})
+  LoggingTile(
+      Log& log, std::string name, absl::AnyInvocable<void()> on_start = [] {})
       : log_(log), name_(std::move(name)), on_start_(std::move(on_start)) {}
   ~LoggingTile() override {
     if (!finished_) log_.Add(absl::StrCat("drop ", name_));

@@ -144,8 +144,7 @@ TEST(SessionTableTest, NoMoreSessionsThanMayBeOpen) {
 TEST(SessionTableTest, WhatIsOutOfRangeIsNamed) {
   SessionTable table(Limits());
   const auto refused = [&](const SessionSpec& spec, std::initializer_list<absl::string_view> named) {
-    EXPECT_TRUE(
-        Fails(table.Open(spec, kStart), absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument, named));
+    EXPECT_TRUE(Fails(table.Open(spec, kStart), absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument, named));
   };
   refused(Trainer(0, 1, ""), {"run_id has 0 bytes"});
   refused(Trainer(0, 1, std::string(129, 'r')), {"run_id has 129 bytes", "128"});

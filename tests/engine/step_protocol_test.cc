@@ -84,8 +84,7 @@ TEST_F(StepTest, RowsThatWereSaidAndNotCountedAreNamedByLayer) {
   ASSERT_TRUE(Succeeds(Add(1, 4, 0)));
   ASSERT_TRUE(Succeeds(Add(1, 2, 5)));
   const auto refused = [&](const LayerRows& rows, std::initializer_list<absl::string_view> named) {
-    EXPECT_TRUE(
-        Fails(Seal(1, rows)->result, absl::StatusCode::kFailedPrecondition, Reason::kRowCountMismatch, named));
+    EXPECT_TRUE(Fails(Seal(1, rows)->result, absl::StatusCode::kFailedPrecondition, Reason::kRowCountMismatch, named));
     EXPECT_FALSE(step_.trainers()[0].sealed);
   };
   refused({{0, 3}, {5, 2}}, {"layer 0: sent 3, counted 4"});
@@ -147,16 +146,15 @@ TEST_F(StepTest, ATileIsPartOfTheStepFromTheMomentItIsAdmitted) {
   // The tile is on its way to the device when its session, which gave up on the call, seals without it.
   Connect(1, 1);
   ASSERT_TRUE(Succeeds(Add(1, 4)));
-  EXPECT_TRUE(Fails(Seal(1)->result, absl::StatusCode::kFailedPrecondition, Reason::kRowCountMismatch,
-                    {"sent 0, counted 4"}));
+  EXPECT_TRUE(
+      Fails(Seal(1)->result, absl::StatusCode::kFailedPrecondition, Reason::kRowCountMismatch, {"sent 0, counted 4"}));
   EXPECT_THAT(device_.asked, IsEmpty());
 }
 
 TEST_F(StepTest, OnlyTheOpenAttemptOfAKnownTrainerTakesTiles) {
   Connect(1, 1);
   EXPECT_TRUE(Fails(Add(9, 4), absl::StatusCode::kNotFound, Reason::kUnknownSession, {"session 9"}));
-  EXPECT_TRUE(
-      Fails(step_.CheckOpen(1, 0), absl::StatusCode::kFailedPrecondition, Reason::kStaleAttempt, {"step 1"}));
+  EXPECT_TRUE(Fails(step_.CheckOpen(1, 0), absl::StatusCode::kFailedPrecondition, Reason::kStaleAttempt, {"step 1"}));
   EXPECT_TRUE(
       Fails(step_.CheckOpen(0, 1), absl::StatusCode::kFailedPrecondition, Reason::kStaleAttempt, {"attempt 1"}));
   Discard(1);
@@ -232,8 +230,7 @@ TEST_F(StepTest, WhatWasNotFiniteIsNamedAndCanOnlyBeDiscarded) {
   ASSERT_TRUE(Succeeds(seal->result));
   EXPECT_FALSE(seal->result->finite);
   EXPECT_EQ(seal->result->non_finite_origin, "rank 0, row 3") << "the first";
-  EXPECT_TRUE(
-      Fails(Commit(1)->result, absl::StatusCode::kFailedPrecondition, Reason::kNonFinite, {"rank 0, row 3"}));
+  EXPECT_TRUE(Fails(Commit(1)->result, absl::StatusCode::kFailedPrecondition, Reason::kNonFinite, {"rank 0, row 3"}));
   EXPECT_TRUE(Succeeds(Discard(1)->result));
   EXPECT_THAT(device_.asked, ElementsAre("sum", "clear"));
   const SealAnswer redone = Seal(1);

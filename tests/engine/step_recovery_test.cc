@@ -66,8 +66,7 @@ TEST_F(StepTest, ADiscardThatIsRepeatedDiscardsOnce) {
   EXPECT_EQ(*Discard(1, at)->result, (StepPosition{0, 1, 1}));
   EXPECT_EQ(*Discard(2, at)->result, (StepPosition{0, 1, 1}));
   EXPECT_THAT(device_.asked, ElementsAre("clear"));
-  EXPECT_TRUE(
-      Fails(Discard(1, {0, 2, 1})->result, absl::StatusCode::kFailedPrecondition, Reason::kStaleAttempt))
+  EXPECT_TRUE(Fails(Discard(1, {0, 2, 1})->result, absl::StatusCode::kFailedPrecondition, Reason::kStaleAttempt))
       << "an attempt that never was";
 }
 

@@ -16,7 +16,8 @@ namespace {
 constexpr int64_t kRows = 24;
 constexpr int64_t kTileRows = 4;
 
-// A whole call of six tiles in shards of 5 rows, one small action after another, with results that are kept for a while.
+// A whole call of six tiles in shards of 5 rows, one small action after another, with results that are kept for a
+// while.
 class Script {
  public:
   explicit Script(CallRig& rig) : rig_(rig) { rig_.sink.keep = true; }

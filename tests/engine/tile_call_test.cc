@@ -89,9 +89,8 @@ class RefusalTest : public ::testing::TestWithParam<Pass> {
  protected:
   std::string X(int64_t rows) const { return std::string(rows * kHidden * 8, 'x'); }
   std::string Dy(int64_t rows) const { return std::string(rows * kOutput * 8, 'y'); }
-  ::testing::AssertionResult Refuses(int64_t row_offset, int64_t row_count, const std::string& x,
-                                     const std::string& dy, Reason reason,
-                                     std::initializer_list<absl::string_view> named) {
+  ::testing::AssertionResult Refuses(int64_t row_offset, int64_t row_count, const std::string& x, const std::string& dy,
+                                     Reason reason, std::initializer_list<absl::string_view> named) {
     return Fails(rig_.TryPlace(row_offset, row_count, 0, x, dy), absl::StatusCode::kInvalidArgument, reason, named);
   }
   // Nothing was taken: the right shards still go through.
@@ -111,8 +110,7 @@ TEST_P(RefusalTest, RowsOutOfOrderMissingOrTwice) {
   EXPECT_TRUE(Refuses(0, 4, X(4), Dy(4), Reason::kInvalidRows, {"at row 0", "expected row 4"}));
   EXPECT_TRUE(Refuses(3, 2, X(2), Dy(2), Reason::kInvalidRows, {"at row 3", "expected row 4"}));
   EXPECT_TRUE(Refuses(-1, 2, X(2), Dy(2), Reason::kInvalidRows, {"at row -1"}));
-  EXPECT_TRUE(
-      Refuses(std::numeric_limits<int64_t>::max(), 2, X(2), Dy(2), Reason::kInvalidRows, {"expected row 4"}));
+  EXPECT_TRUE(Refuses(std::numeric_limits<int64_t>::max(), 2, X(2), Dy(2), Reason::kInvalidRows, {"expected row 4"}));
   ExpectUnharmed(4);
 }
 
@@ -159,8 +157,8 @@ TEST(TileCallTest, AShardThatClaimsMoreRowsThanThereCanBeIsRefused) {
   for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
     CallRig rig(pass, total, 4);
     for (const int64_t claimed : {int64_t{1} << 61, int64_t{1} << 62, total}) {
-      EXPECT_TRUE(Fails(rig.TryPlace(0, claimed, 0, "", ""), absl::StatusCode::kInvalidArgument,
-                        Reason::kInvalidShape, {"x has 0 bytes"}));
+      EXPECT_TRUE(Fails(rig.TryPlace(0, claimed, 0, "", ""), absl::StatusCode::kInvalidArgument, Reason::kInvalidShape,
+                        {"x has 0 bytes"}));
     }
     rig.Place(0, 1);
     EXPECT_TRUE(Fails(rig.TryPlace(1, total, 0, "", ""), absl::StatusCode::kInvalidArgument, Reason::kInvalidRows,
@@ -281,7 +279,7 @@ TEST(TileCallTest, ACommitInTheMiddleEndsTheCallAndNeverMixesVersions) {
 
 TEST(TileCallTest, NanAndInfinityAreFoundByTheirRowInTheCall) {
   struct Case {
-    int64_t x_row, dy_row;  // -1 for none
+    int64_t x_row, dy_row;          // -1 for none
     std::vector<int64_t> expected;  // for each of the three tiles of 4 rows
   };
   for (const Case& c : {Case{-1, -1, {-1, -1, -1}}, Case{5, -1, {-1, 5, -1}}, Case{-1, 11, {-1, -1, 11}},
