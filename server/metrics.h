@@ -16,7 +16,7 @@
 
 namespace shardmlp {
 
-// Where a tile's time goes.
+// Where time goes: receive and send a message of a call, the others a tile.
 enum class Stage { kReceive, kQueue, kCopyIn, kCompute, kCopyOut, kSend };
 enum class Pass { kForward, kBackward };
 enum class StepOutcome { kCommitted, kDiscarded, kAborted };

@@ -57,12 +57,11 @@ class TileCall::ResultHold {
   ResultHold(std::shared_ptr<TileCall> call, int output) : call_(std::move(call)), output_(output) {}
   ResultHold(const ResultHold&) = delete;
   ResultHold& operator=(const ResultHold&) = delete;
-  ~ResultHold() { call_->ReleaseOutput(output_, start_); }
+  ~ResultHold() { call_->ReleaseOutput(output_); }
 
  private:
   const std::shared_ptr<TileCall> call_;
   const int output_;
-  const absl::Time start_ = absl::Now();
 };
 
 TileCall::TileCall(CallHost& host, CallSink& sink, Metrics& metrics, const CallSpec& spec, std::shared_ptr<Lane> lane,
@@ -134,7 +133,6 @@ bool TileCall::TakeInput() {
   filled_.input = free_inputs_.back();
   free_inputs_.pop_back();
   filled_.row_begin = placed_rows_;
-  filled_.first_row = absl::Now();
   filling_ = true;
   XXH3_64bits_reset(hash_->xxh);
   return true;
@@ -168,7 +166,6 @@ void TileCall::SubmitFilled() {
   filling_ = false;
   filled_.dy_hash = XXH3_64bits_digest(hash_->xxh);
   filled_.complete = absl::Now();
-  metrics_.ObserveStage(spec_.pass, Stage::kReceive, filled_.complete - filled_.first_row);
   absl::MutexLock lock(&mutex_);
   if (finished_) return;
   waiting_.push_back(filled_);
@@ -311,10 +308,9 @@ void TileCall::Deliver(const Tile& tile) {
   delivering_ = false;
 }
 
-void TileCall::ReleaseOutput(int output, absl::Time sent) {
+void TileCall::ReleaseOutput(int output) {
   absl::MutexLock lock(&mutex_);
   if (finished_) return;
-  metrics_.ObserveStage(spec_.pass, Stage::kSend, absl::Now() - sent);
   free_outputs_.push_back(output);
   SubmitReady();
 }

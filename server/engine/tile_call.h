@@ -42,7 +42,6 @@ struct Tile {
   int64_t row_count = 0;
   uint64_t dy_hash = 0;
   int64_t non_finite_row = -1;  // the first, in the call, with a NaN or infinity in x or dy; -1 for none
-  absl::Time first_row;
   absl::Time complete;
 };
 
@@ -108,7 +107,7 @@ class TileCall final : public Call, public std::enable_shared_from_this<TileCall
   void StartTile(Tile& tile, std::unique_ptr<Event>& done);
   void FinishTile(const Tile& tile, const Event* done);
   void Deliver(const Tile& tile);
-  void ReleaseOutput(int output, absl::Time sent);
+  void ReleaseOutput(int output);
 
   // Tells host and sink, after finished_ was set.
   void Finish(absl::StatusOr<CallSummary> summary);
