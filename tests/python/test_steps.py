@@ -203,12 +203,13 @@ def test_server_that_comes_back_at_another_step_is_refused_until_restored(folder
 
 def test_zero_grad_after_a_failed_call_discards_what_the_server_may_have_counted(folder, serve, offload):
     trainer = Trainer(folder, serve(folder("llama")), offload)
-    stale = loss_of(trainer.model, 1)
+    stale = trainer.model.model.layers[1].mlp(torch.randn(3, 48)).sum()
     trainer.backward(2)
     trainer.optimizer.step()
     trainer.optimizer.zero_grad()
-    with pytest.raises(shardmlp.Error):
+    with pytest.raises(shardmlp.Error) as failure:
         stale.backward()
+    assert failure.value.reason == "STALE_WEIGHTS"
     session = trainer.remote._connection.session
     attempt = session.position.attempt
     trainer.optimizer.zero_grad()
