@@ -1,0 +1,115 @@
+// Command lines: what they mean, and how they are refused.
+#include "server/options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace shardmlp {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+absl::StatusOr<ServerOptions> Parse(const std::vector<const char*>& arguments) { return ParseOptions(arguments); }
+
+std::string Refusal(const std::vector<const char*>& arguments) {
+  const auto options = ParseOptions(arguments);
+  EXPECT_EQ(options.status().code(), absl::StatusCode::kInvalidArgument) << options.status();
+  EXPECT_EQ(options.status().message().find('\n'), absl::string_view::npos);
+  return std::string(options.status().message());
+}
+
+TEST(OptionsTest, AModelIsAllThatIsNeeded) {
+  const auto options = Parse({"--model", "folder"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->model_path, "folder");
+  EXPECT_THAT(options->rpc.listen, ElementsAre("127.0.0.1:50051"));
+  EXPECT_EQ(options->metrics_address, "127.0.0.1:9464");
+  EXPECT_FALSE(options->model.layers.has_value());
+  EXPECT_EQ(options->model.dtype, DType::kF32);
+}
+
+TEST(OptionsTest, EveryFlagReachesItsOption) {
+  const auto options = Parse({"--model=m",
+                              "--layers=0-15",
+                              "--dtype=bf16",
+                              "--frozen",
+                              "--listen=127.0.0.1:1,unix:/s",
+                              "--listen",
+                              "0.0.0.0:2",
+                              "--insecure-listen-anywhere",
+                              "--metrics-address=",
+                              "--checkpoint-dir=c",
+                              "--restore=latest",
+                              "--workspace-bytes=256MiB",
+                              "--memory-bytes=16GiB",
+                              "--max-calls=3",
+                              "--max-sessions=4",
+                              "--threads=2",
+                              "--lease=10s",
+                              "--seal-timeout=2m",
+                              "--stall-timeout=1500ms",
+                              "--drain-timeout=9s",
+                              "--log-level=warning",
+                              "--log-format=json"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->model.layers, std::make_pair(0, 15));
+  EXPECT_EQ(options->model.dtype, DType::kBF16);
+  EXPECT_TRUE(options->engine.frozen);
+  EXPECT_THAT(options->rpc.listen, ElementsAre("127.0.0.1:1", "unix:/s", "0.0.0.0:2"));
+  EXPECT_EQ(options->metrics_address, "");
+  EXPECT_EQ(options->checkpoint_dir, "c");
+  EXPECT_EQ(options->restore, "latest");
+  EXPECT_EQ(options->engine.workspace_bytes, 256LL << 20);
+  EXPECT_EQ(options->backend.memory_bytes, 16LL << 30);
+  EXPECT_EQ(options->engine.max_call_count, 3);
+  EXPECT_EQ(options->engine.max_session_count, 4);
+  EXPECT_EQ(options->backend.threads, 2);
+  EXPECT_EQ(options->engine.lease, absl::Seconds(10));
+  EXPECT_EQ(options->engine.seal_timeout, absl::Minutes(2));
+  EXPECT_EQ(options->rpc.stall_timeout, absl::Milliseconds(1500));
+  EXPECT_EQ(options->drain_timeout, absl::Seconds(9));
+  EXPECT_EQ(options->log.level, LogLevel::kWarning);
+  EXPECT_EQ(options->log.format, LogFormat::kJson);
+}
+
+TEST(OptionsTest, ABadValueIsRefusedWithWhatWasExpected) {
+  EXPECT_THAT(Refusal({"--model=m", "--layers=5-3"}), HasSubstr("--layers: got \"5-3\", expected the first and"));
+  EXPECT_THAT(Refusal({"--model=m", "--layers=0-1-2"}), HasSubstr("--layers"));
+  EXPECT_THAT(Refusal({"--model=m", "--dtype=f16"}), HasSubstr("--dtype: got \"f16\", expected f32, bf16 or f64"));
+  EXPECT_THAT(Refusal({"--model=m", "--workspace-bytes=3GB"}), HasSubstr("--workspace-bytes: got \"3GB\""));
+  EXPECT_THAT(Refusal({"--model=m", "--memory-bytes=99999999999GiB"}), HasSubstr("--memory-bytes"));
+  EXPECT_THAT(Refusal({"--model=m", "--memory-bytes=-1"}), HasSubstr("--memory-bytes"));
+  EXPECT_THAT(Refusal({"--model=m", "--max-calls=0"}), HasSubstr("--max-calls: got \"0\", expected a number of at"));
+  EXPECT_THAT(Refusal({"--model=m", "--lease=30"}), HasSubstr("--lease: got \"30\", expected a time above zero"));
+  EXPECT_THAT(Refusal({"--model=m", "--drain-timeout=-1s"}), HasSubstr("--drain-timeout"));
+  EXPECT_THAT(Refusal({"--model=m", "--frozen=yes"}), HasSubstr("--frozen: got \"yes\", expected true or false"));
+  EXPECT_THAT(Refusal({"--model=m", "--log-level=loud"}), HasSubstr("--log-level"));
+}
+
+TEST(OptionsTest, AFlagThatIsNoneIsNamed) {
+  EXPECT_THAT(Refusal({"--model=m", "--max_calls=3"}), HasSubstr("unknown flag --max_calls"));
+  EXPECT_THAT(Refusal({"--model"}), HasSubstr("--model has no value"));
+  EXPECT_THAT(Refusal({"folder"}), HasSubstr("got \"folder\", expected flags only"));
+}
+
+TEST(OptionsTest, OptionsThatContradictEachOtherAreBothNamed) {
+  EXPECT_THAT(Refusal({}), HasSubstr("--model is missing"));
+  EXPECT_THAT(Refusal({"--model=m", "--listen=0.0.0.0:1"}), HasSubstr("--insecure-listen-anywhere"));
+  EXPECT_THAT(Refusal({"--model=m", "--metrics-address=0.0.0.0:1"}), HasSubstr("--insecure-listen-anywhere"));
+  EXPECT_THAT(Refusal({"--model=m", "--restore=latest"}), HasSubstr("--restore=latest needs --checkpoint-dir"));
+  EXPECT_THAT(Refusal({"--model=m", "--lease=2m", "--seal-timeout=1m"}),
+              HasSubstr("--seal-timeout=1m is below --lease=2m"));
+}
+
+TEST(OptionsTest, UsageNamesEveryFlagOnce) {
+  const std::string usage = Usage();
+  for (const char* flag : {"--model=", "--listen=", "--frozen ", "--drain-timeout=", "--log-format="}) {
+    const size_t first = usage.find(flag);
+    ASSERT_NE(first, std::string::npos) << flag;
+    EXPECT_EQ(usage.find(flag, first + 1), std::string::npos) << flag;
+  }
+}
+
+}  // namespace
+}  // namespace shardmlp
