@@ -17,8 +17,8 @@ namespace shardmlp {
 // f32 and bf16.
 //
 // oneDNN has two kinds of matmul. Its blocked GEMM takes sizes when it runs and is the faster for f32 results, where it
-// sums in place; for bf16 results it would need an f32 copy of the whole result, and the kernels generated for one
-// shape are the faster. Primitives are made once and kept.
+// sums in place. For bf16 results it needs an f32 copy of the whole result, and the kernels generated for one shape are
+// the faster, but for deep sums over a b that isn't transposed. Primitives are made once and kept.
 class OneDnnMatMul {
  public:
   OneDnnMatMul();

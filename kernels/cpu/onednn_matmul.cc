@@ -10,6 +10,15 @@ namespace shardmlp {
 namespace {
 
 constexpr size_t kMaxPrimitives = 512;
+// From this many times as many summands as result columns on, the blocked GEMM's f32 copy of a bf16 result costs less
+// than the other kernels' repacking of b.
+constexpr int64_t kDeepSum = 4;
+
+bool PrefersAnySize(const Gemm& gemm) {
+  if (gemm.c.dtype == DType::kF32) return true;
+  const int64_t summands = gemm.transpose_a ? gemm.a.rows : gemm.a.cols;
+  return !gemm.transpose_b && summands >= kDeepSum * gemm.c.cols;
+}
 
 }  // namespace
 
@@ -100,7 +109,7 @@ absl::Status OneDnnMatMul::Run(const Gemm& gemm) {
   const Product product = Describe(gemm);
   // dnnl.hpp reports failure by exceptions; they end here.
   try {
-    const dnnl::matmul& primitive = library_->Primitive(gemm.c.dtype == DType::kF32 ? AnySize(product) : product);
+    const dnnl::matmul& primitive = library_->Primitive(PrefersAnySize(gemm) ? AnySize(product) : product);
     std::unordered_map<int, dnnl::memory> arguments = {{DNNL_ARG_SRC, library_->Argument(product.a, gemm.a.data)},
                                                        {DNNL_ARG_WEIGHTS, library_->Argument(product.b, gemm.b.data)},
                                                        {DNNL_ARG_DST, library_->Argument(product.c, gemm.c.data)}};

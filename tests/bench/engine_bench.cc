@@ -1,8 +1,10 @@
 // How near the MLP comes to the machine's matrix product rate: prints lines `name value`.
 //
-// engine_DTYPE_H is FLOP/s of forward and backward in process, 11 GEMMs counted, over the best rate that oneDNN's
-// matmul reaches in DTYPE over a few large sizes; the median over rounds, each of which measures both, one after the
-// other. engine_DTYPE_H_elementwise is the share of the time that is spent outside of matrix products.
+// engine_DTYPE_H is FLOP/s of forward and backward in process, 11 GEMMs counted, over the rate that oneDNN's matmul
+// keeps up in DTYPE at the best of a few large sizes; the median over rounds, each of which measures both, one after
+// the other. engine_DTYPE_H_elementwise is the share of the time that is spent outside of matrix products.
+// engine_DTYPE_H_packing is how many times as fast a step's products with weights would be, had the weights been laid
+// out once as oneDNN likes them best.
 #include <algorithm>
 #include <bit>
 #include <chrono>
@@ -30,6 +32,8 @@ ABSL_FLAG(std::string, only, "", "Run the lines whose name contains this");
 namespace shardmlp {
 namespace {
 
+constexpr double kReferenceSeconds = 0.5;
+
 struct Matrix {
   Matrix(Backend& backend, int64_t rows, int64_t cols, DType dtype)
       : buffer(backend.Allocate(Memory::kDevice, rows * cols * SizeOf(dtype)).value()),
@@ -40,36 +44,64 @@ struct Matrix {
   MatrixView view;
 };
 
-// oneDNN's own matmul of [n, n] matrices, all in one dtype: by a primitive made for n, or by one for any size, which is
-// another implementation.
-class Reference {
+// One of oneDNN's own products, c [m, n] = a [m, k] b [k, n], all in one dtype.
+class Product {
  public:
-  Reference(Backend& backend, DType dtype, int64_t n, bool any_size)
-      : n_(n), a_(backend, n, n, dtype), b_(backend, n, n, dtype), c_(backend, n, n, dtype) {
+  // How the primitive is made: for these sizes, for any (another implementation), or for these with b in the layout
+  // that oneDNN likes best.
+  enum class Kind { kSized, kAnySize, kPacked };
+
+  Product(Backend& backend, DType dtype, int64_t m, int64_t n, int64_t k, bool transpose_b, Kind kind)
+      : flops_(2.0 * static_cast<double>(m * n * k)),
+        a_(backend, m, k, dtype),
+        b_(backend, k, n, dtype),
+        c_(backend, m, n, dtype) {
+    using Dims = dnnl::memory::dims;
     const auto type = dtype == DType::kBF16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
-    const int64_t size = any_size ? DNNL_RUNTIME_DIM_VAL : n;
-    const dnnl::memory::desc made_for({size, size}, type, dnnl::memory::dims{size, 1});
-    const dnnl::memory::desc square({n, n}, type, dnnl::memory::dims{n, 1});
-    const dnnl::matmul::desc matmul(made_for, made_for, made_for);
-    matmul_ = dnnl::matmul(dnnl::matmul::primitive_desc(matmul, engine_));
-    arguments_ = {{DNNL_ARG_SRC, dnnl::memory(square, engine_, a_.view.data)},
-                  {DNNL_ARG_WEIGHTS, dnnl::memory(square, engine_, b_.view.data)},
-                  {DNNL_ARG_DST, dnnl::memory(square, engine_, c_.view.data)}};
+    const auto matrix = [&](int64_t rows, int64_t cols, bool transposed) {
+      return dnnl::memory::desc({rows, cols}, type, transposed ? Dims{1, rows} : Dims{cols, 1});
+    };
+    const auto made_for = [&](int64_t rows, int64_t cols, bool transposed) {
+      constexpr int64_t kAny = DNNL_RUNTIME_DIM_VAL;
+      if (kind != Kind::kAnySize) return matrix(rows, cols, transposed);
+      return dnnl::memory::desc({kAny, kAny}, type, transposed ? Dims{1, kAny} : Dims{kAny, 1});
+    };
+    const dnnl::memory::desc weights = kind == Kind::kPacked
+                                           ? dnnl::memory::desc({k, n}, type, dnnl::memory::format_tag::any)
+                                           : made_for(k, n, transpose_b);
+    const dnnl::matmul::primitive_desc descriptor({made_for(m, k, false), weights, made_for(m, n, false)}, engine_);
+    matmul_ = dnnl::matmul(descriptor);
+    dnnl::memory b(matrix(k, n, transpose_b), engine_, b_.view.data);
+    if (kind == Kind::kPacked) {
+      packed_ = backend.Allocate(Memory::kDevice, static_cast<int64_t>(descriptor.weights_desc().get_size())).value();
+      dnnl::memory packed(descriptor.weights_desc(), engine_, packed_.data());
+      dnnl::reorder(b, packed).execute(stream_, b, packed);
+      stream_.wait();
+      b = packed;
+    }
+    arguments_ = {{DNNL_ARG_SRC, dnnl::memory(matrix(m, k, false), engine_, a_.view.data)},
+                  {DNNL_ARG_WEIGHTS, b},
+                  {DNNL_ARG_DST, dnnl::memory(matrix(m, n, false), engine_, c_.view.data)}};
   }
 
-  // FLOP/s of one product.
+  // FLOP/s kept up over kReferenceSeconds: a single product can ride on a burst that the subject's seconds can't.
   double Rate() {
     const auto start = std::chrono::steady_clock::now();
-    matmul_.execute(stream_, arguments_);
-    stream_.wait();
-    return 2.0 * static_cast<double>(n_ * n_ * n_) / SecondsSince(start);
+    double flops = 0, seconds = 0;
+    for (; seconds < kReferenceSeconds; seconds = SecondsSince(start)) {
+      matmul_.execute(stream_, arguments_);
+      stream_.wait();
+      flops += flops_;
+    }
+    return flops / seconds;
   }
 
  private:
-  int64_t n_;
+  double flops_;
   dnnl::engine engine_{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream_{engine_};
   Matrix a_, b_, c_;
+  Buffer packed_;
   dnnl::matmul matmul_;
   std::unordered_map<int, dnnl::memory> arguments_;
 };
@@ -101,6 +133,7 @@ class Subject {
     elementwise_ = 1 - clock_.TakeSeconds() / seconds;
     return 11 * 2.0 * static_cast<double>(x_.view.rows * config_.hidden_size * config_.intermediate_size) / seconds;
   }
+  int64_t tile_rows() const { return tile_rows_; }
   // Of the last Rate().
   double elementwise() const { return elementwise_; }
 
@@ -113,37 +146,73 @@ class Subject {
   double elementwise_ = 0;
 };
 
+// The step's products with weights, row-major over packed: seconds over seconds, each product at the faster of its two
+// row-major implementations.
+double PackingGain(Backend& backend, DType dtype, int64_t rows, int64_t hidden, int64_t intermediate, int rounds) {
+  struct Shape {
+    int64_t n, k;
+    bool transpose_b;
+    int times;  // in a step
+  };
+  double row_major_seconds = 0, packed_seconds = 0;
+  for (const Shape& shape : {Shape{2 * intermediate, hidden, true, 2},    // G and U, forward and recomputed
+                             Shape{hidden, intermediate, true, 1},        // Y
+                             Shape{intermediate, hidden, false, 1},       // dA
+                             Shape{hidden, 2 * intermediate, false, 1}})  // dX
+  {
+    std::vector<double> rates[3];
+    for (int round = 0; round < rounds; ++round) {
+      for (const auto kind : {Product::Kind::kSized, Product::Kind::kAnySize, Product::Kind::kPacked}) {
+        Product product(backend, dtype, rows, shape.n, shape.k, shape.transpose_b, kind);
+        rates[static_cast<int>(kind)].push_back(product.Rate());
+      }
+    }
+    const double flops = shape.times * 2.0 * static_cast<double>(rows * shape.n * shape.k);
+    row_major_seconds += flops / std::max(Median(rates[0]), Median(rates[1]));
+    packed_seconds += flops / Median(rates[2]);
+  }
+  return row_major_seconds / packed_seconds;
+}
+
 void Measure(const std::string& name, DType dtype, int64_t tokens, int64_t hidden, int64_t intermediate) {
   const std::unique_ptr<Backend> backend = MakeCpuBackend().value();
+  const int rounds = absl::GetFlag(FLAGS_rounds);
   MlpConfig config;
   config.hidden_size = config.output_size = hidden;
   config.intermediate_size = intermediate;
   config.dtype = dtype;
   Subject subject(*backend, config, tokens, absl::GetFlag(FLAGS_tile_rows));
-  std::vector<std::unique_ptr<Reference>> references;
+  std::vector<std::unique_ptr<Product>> references;
   for (const int64_t n : {2048, 3072, 4096}) {
-    for (const bool any_size : {false, true}) {
-      references.push_back(std::make_unique<Reference>(*backend, dtype, n, any_size));
+    for (const auto kind : {Product::Kind::kSized, Product::Kind::kAnySize}) {
+      references.push_back(std::make_unique<Product>(*backend, dtype, n, n, n, false, kind));
     }
   }
-  const auto best = [&] {
-    double rate = 0;
-    for (const auto& reference : references) rate = std::max(rate, reference->Rate());
-    return rate;
+  const auto rates_of_all = [&] {
+    std::vector<double> rates;
+    for (const auto& reference : references) rates.push_back(reference->Rate());
+    return rates;
   };
-  best();  // the first run makes kernels and touches memory
+  rates_of_all();  // the first run makes kernels and touches memory
   subject.Rate();
-  std::vector<double> ratios, elementwise, rates, peaks;
-  for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
-    // The machine drifts: the reference before and after stand for the time in between.
-    const double before = best();
+  std::vector<double> rates, elementwise;
+  std::vector<std::vector<double>> peaks(references.size());  // by reference, then by round
+  for (int round = 0; round < rounds; ++round) {
+    // The machine drifts: the references before and after stand for the time in between.
+    const std::vector<double> before = rates_of_all();
     rates.push_back(subject.Rate());
     elementwise.push_back(subject.elementwise());
-    peaks.push_back(std::max(before, best()));
-    ratios.push_back(rates.back() / peaks.back());
+    const std::vector<double> after = rates_of_all();
+    for (size_t i = 0; i < peaks.size(); ++i) peaks[i].push_back((before[i] + after[i]) / 2);
   }
+  const std::vector<double>& peak =
+      *std::max_element(peaks.begin(), peaks.end(), [](auto& a, auto& b) { return Median(a) < Median(b); });
+  std::vector<double> ratios;
+  for (size_t round = 0; round < rates.size(); ++round) ratios.push_back(rates[round] / peak[round]);
   std::printf("%s %.3f\n%s_elementwise %.4f\n%s_flops %.4g\n%s_peak_flops %.4g\n", name.c_str(), Median(ratios),
-              name.c_str(), Median(elementwise), name.c_str(), Median(rates), name.c_str(), Median(peaks));
+              name.c_str(), Median(elementwise), name.c_str(), Median(rates), name.c_str(), Median(peak));
+  std::printf("%s_packing %.3f\n", name.c_str(),
+              PackingGain(*backend, dtype, subject.tile_rows(), hidden, intermediate, rounds));
   std::fflush(stdout);
 }
 
