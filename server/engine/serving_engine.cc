@@ -52,10 +52,11 @@ ServingEngine::~ServingEngine() { Shutdown(); }
 
 absl::Status ServingEngine::Start(const ModelFolder& folder) {
   const int depth = TilesInFlight(backend_->device());
-  lanes_ = std::make_shared<LanePool>(backend_, model_.layers, plan_.tile_row_count, options_.max_call_count);
   SHARDMLP_ASSIGN_OR_RETURN(parameters_, Parameters::Create(*backend_, model_, options_.frozen, folder));
   SHARDMLP_ASSIGN_OR_RETURN(
       compute_, TileCompute::Create(*backend_, model_, *parameters_, metrics_, plan_.tile_row_count, depth));
+  SHARDMLP_ASSIGN_OR_RETURN(lanes_,
+                            LanePool::Create(backend_, model_.layers, plan_.tile_row_count, options_.max_call_count));
   metrics_.SetPlannedBytes(MemoryUse::kWeights, plan_.weights_bytes);
   metrics_.SetPlannedBytes(MemoryUse::kGradients, plan_.gradients_bytes);
   metrics_.SetPlannedBytes(MemoryUse::kMasterWeights, plan_.master_weights_bytes);
