@@ -291,6 +291,7 @@ void StepProtocol::StartAttempt() {
 void StepProtocol::Restored(int64_t step, Outbox& outbox) {
   position_.step = step;
   ++position_.weights_version;
+  last_commit_ = nullptr;  // undone
   EndAttempt(StepOutcome::kAborted, "a checkpoint was restored", outbox);
 }
 

@@ -139,8 +139,7 @@ TEST_F(ShutdownTest, UnderThreadsThatCallWithoutPause) {
     std::atomic<int> answered = 0;
     std::vector<std::thread> threads;
     for (int t = 0; t < 3; ++t) {
-      threads.emplace_back([&, t] {
-        Trainer reader(*engine, 0, 1, SessionRole::kRead);
+      threads.emplace_back([&, t, reader = Trainer(*engine, 0, 1, SessionRole::kRead)] {
         while (true) {
           auto call = RunningCall::Forward(*engine, reader.ForwardHeader(0, 20), x_);
           if (!call.ok()) {
