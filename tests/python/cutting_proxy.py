@@ -55,9 +55,9 @@ class Messages:
 
 
 class CuttingProxy:
-    """Passes everything on, until a chosen number of messages (of both directions) have passed; then, once, right behind
-    that message, it cuts every connection, or holds what follows in that direction. It passes everything on again
-    afterwards."""
+    """Passes everything on, until a chosen number of messages (of both directions) have passed; then, once, right
+    behind that message, it cuts every connection, or holds what follows in that direction. It passes everything on
+    again afterwards."""
 
     def __init__(self, connect) -> None:
         """``connect()`` gives a socket that is connected to the server."""

@@ -103,8 +103,8 @@ def test_seal_that_waits_for_another_trainer_is_ended(folder, serve, offload):
     loss_of(model, 1).backward()
     with ThreadPoolExecutor(1) as pool:
         clip = pool.submit(remote.clip_grad_norm_, 1.0)
-        seals = 'grpc_server_started_total{grpc_method="SealStep",grpc_service="shardmlp.v1.Training",grpc_type="unary"}'
-        until(lambda: server.metric(seals) == 1)
+        labels = 'grpc_method="SealStep",grpc_service="shardmlp.v1.Training",grpc_type="unary"'
+        until(lambda: server.metric(f"grpc_server_started_total{{{labels}}}") == 1)
         server.terminate()
         with pytest.raises(shardmlp.Error) as failure:
             clip.result(timeout=30)
