@@ -44,7 +44,7 @@ class Engine {
 
   // Allocates, loads the weights from `folder`, and starts the device thread. RESOURCE_EXHAUSTED (OUT_OF_MEMORY), with
   // the plan's numbers, where the plan does not fit the device. `checkpoints` may be null; `metrics` must outlive the
-  // engine. The engine owns the backend, and every method of it runs on the engine's device thread.
+  // engine. The engine owns the backend; once this returns, its methods run on the engine's device thread alone.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options, std::unique_ptr<Backend> backend,
                                                         const ModelFolder& folder,
                                                         std::unique_ptr<ReplicaGroup> replicas,

@@ -70,7 +70,7 @@ absl::StatusOr<std::shared_ptr<Call>> ServingEngine::StartCall(CallSpec spec, Ca
   absl::MutexLock lock(&mutex_);
   if (draining_) return ShuttingDown();
   SHARDMLP_RETURN_IF_ERROR(health_);
-  SHARDMLP_ASSIGN_OR_RETURN(const SessionSpec session, sessions_.Find(header.session_id, absl::Now()));
+  SHARDMLP_ASSIGN_OR_RETURN(const SessionSpec session, sessions_.Find(header.session_id, options_.clock()));
   if (spec.pass == Pass::kBackward) {
     if (header.weight_gradient && session.role == SessionRole::kRead) {
       return Error(absl::StatusCode::kFailedPrecondition, Reason::kFrozen,
@@ -91,7 +91,7 @@ absl::StatusOr<std::shared_ptr<Call>> ServingEngine::StartCall(CallSpec spec, Ca
 
 void ServingEngine::CallFinished(int64_t session_id) {
   absl::MutexLock lock(&mutex_);
-  sessions_.CallClosed(session_id, absl::Now());
+  sessions_.CallClosed(session_id, options_.clock());
   metrics_.SetOpenCalls(--open_calls_);
 }
 
@@ -121,7 +121,7 @@ absl::StatusOr<CallHost::Admitted> ServingEngine::StartAddingTile(const CallSpec
     absl::MutexLock lock(&mutex_);
     std::string non_finite;
     if (tile.non_finite_row >= 0) {
-      SHARDMLP_ASSIGN_OR_RETURN(const SessionSpec session, sessions_.Find(header.session_id, absl::Now()));
+      SHARDMLP_ASSIGN_OR_RETURN(const SessionSpec session, sessions_.Find(header.session_id, options_.clock()));
       non_finite = absl::StrCat("trainer rank ", session.trainer_rank, ", session ", header.session_id, ", layer ",
                                 header.layer, ", call ", header.call_id, ", row ", tile.non_finite_row);
     }

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 
 namespace shardmlp {
@@ -14,6 +16,7 @@ struct EngineOptions {
   int64_t max_session_count = 256;
   absl::Duration lease = absl::Seconds(30);        // a session's life without a sign of it
   absl::Duration seal_timeout = absl::Minutes(5);  // how long a seal waits for the other trainers
+  std::function<absl::Time()> clock = absl::Now;   // that lease and seal_timeout go by; thread-safe
 };
 
 inline constexpr int64_t kDefaultTileRows = 1024;

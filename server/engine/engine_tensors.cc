@@ -29,7 +29,7 @@ void ServingEngine::SumGradients(StepPosition of) {
     absl::StatusOr<std::vector<double>> sums = turn.ok() ? SumOverReplicas() : turn;
     Outbox outbox;
     absl::MutexLock lock(&mutex_);
-    step_.Summed(of, std::move(sums), absl::Now(), outbox);
+    step_.Summed(of, std::move(sums), outbox);
   });
 }
 

@@ -17,57 +17,46 @@ LaneSize::LaneSize(const std::vector<LayerSpec>& layers, int64_t rows) {
   output_bytes = std::max(x_bytes, dy_bytes);
 }
 
-LanePool::LanePool(std::shared_ptr<Backend> backend, const std::vector<LayerSpec>& layers, int64_t tile_rows,
-                   int64_t max_lanes)
-    : backend_(std::move(backend)), size_(layers, tile_rows), max_lanes_(max_lanes) {}
+absl::StatusOr<std::shared_ptr<LanePool>> LanePool::Create(std::shared_ptr<Backend> backend,
+                                                           const std::vector<LayerSpec>& layers, int64_t tile_rows,
+                                                           int64_t count) {
+  const LaneSize size(layers, tile_rows);
+  std::vector<std::unique_ptr<Lane>> lanes;
+  while (static_cast<int64_t>(lanes.size()) < count) {
+    Lane& lane = *lanes.emplace_back(std::make_unique<Lane>());
+    for (Lane::Input& input : lane.inputs) {
+      SHARDMLP_ASSIGN_OR_RETURN(input.x, backend->Allocate(Memory::kStaging, size.x_bytes));
+      SHARDMLP_ASSIGN_OR_RETURN(input.dy, backend->Allocate(Memory::kStaging, size.dy_bytes));
+    }
+    for (Buffer& output : lane.outputs) {
+      SHARDMLP_ASSIGN_OR_RETURN(output, backend->Allocate(Memory::kStaging, size.output_bytes));
+    }
+  }
+  return std::make_shared<LanePool>(std::move(backend), std::move(lanes));
+}
+
+LanePool::LanePool(std::shared_ptr<Backend> backend, std::vector<std::unique_ptr<Lane>> lanes)
+    : backend_(std::move(backend)), count_(static_cast<int64_t>(lanes.size())), idle_(std::move(lanes)) {}
 
 absl::StatusOr<std::shared_ptr<Lane>> LanePool::Acquire() {
-  std::unique_ptr<Lane> lane;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (in_use_ == max_lanes_) {
-      return Error(absl::StatusCode::kResourceExhausted, Reason::kOverloaded,
-                   absl::StrCat("all ", max_lanes_, " calls that may be open at once are open; try again later"));
-    }
-    ++in_use_;
-    if (!idle_.empty()) {
-      lane = std::move(idle_.back());
-      idle_.pop_back();
-    }
+  absl::MutexLock lock(&mutex_);
+  if (idle_.empty()) {
+    return Error(absl::StatusCode::kResourceExhausted, Reason::kOverloaded,
+                 absl::StrCat("all ", count_, " calls that may be open at once are open; try again later"));
   }
-  if (lane == nullptr) {
-    absl::StatusOr<std::unique_ptr<Lane>> made = Make();
-    if (!made.ok()) {
-      absl::MutexLock lock(&mutex_);
-      --in_use_;
-      return made.status();
-    }
-    lane = *std::move(made);
-  }
+  std::unique_ptr<Lane> lane = std::move(idle_.back());
+  idle_.pop_back();
   return std::shared_ptr<Lane>(
       lane.release(), [pool = shared_from_this()](Lane* returned) { pool->Release(std::unique_ptr<Lane>(returned)); });
 }
 
 int64_t LanePool::lanes_in_use() const {
   absl::MutexLock lock(&mutex_);
-  return in_use_;
-}
-
-absl::StatusOr<std::unique_ptr<Lane>> LanePool::Make() const {
-  auto lane = std::make_unique<Lane>();
-  for (Lane::Input& input : lane->inputs) {
-    SHARDMLP_ASSIGN_OR_RETURN(input.x, backend_->Allocate(Memory::kStaging, size_.x_bytes));
-    SHARDMLP_ASSIGN_OR_RETURN(input.dy, backend_->Allocate(Memory::kStaging, size_.dy_bytes));
-  }
-  for (Buffer& output : lane->outputs) {
-    SHARDMLP_ASSIGN_OR_RETURN(output, backend_->Allocate(Memory::kStaging, size_.output_bytes));
-  }
-  return lane;
+  return count_ - static_cast<int64_t>(idle_.size());
 }
 
 void LanePool::Release(std::unique_ptr<Lane> lane) {
   absl::MutexLock lock(&mutex_);
-  --in_use_;
   idle_.push_back(std::move(lane));
 }
 

@@ -36,25 +36,28 @@ struct LaneSize {
   int64_t output_bytes = 0;
 };
 
-// Thread-safe. Keeps the backend alive, since a lane may be given back after the engine is gone.
+// All lanes there are, allocated once and for all. Thread-safe. Keeps the backend alive, since a lane may be given back
+// after the engine is gone.
 class LanePool : public std::enable_shared_from_this<LanePool> {
  public:
-  LanePool(std::shared_ptr<Backend> backend, const std::vector<LayerSpec>& layers, int64_t tile_rows,
-           int64_t max_lanes);
+  // Allocates `count` lanes, or fails as the backend does.
+  static absl::StatusOr<std::shared_ptr<LanePool>> Create(std::shared_ptr<Backend> backend,
+                                                          const std::vector<LayerSpec>& layers, int64_t tile_rows,
+                                                          int64_t count);
+  // Use Create.
+  LanePool(std::shared_ptr<Backend> backend, std::vector<std::unique_ptr<Lane>> lanes);
 
-  // A lane that goes back when its last owner drops it. RESOURCE_EXHAUSTED (OVERLOADED) where all are taken.
+  // A lane that goes back when its last owner drops it. RESOURCE_EXHAUSTED (OVERLOADED) where all are taken. Cheap: it
+  // allocates no staging.
   absl::StatusOr<std::shared_ptr<Lane>> Acquire();
   int64_t lanes_in_use() const;
 
  private:
-  absl::StatusOr<std::unique_ptr<Lane>> Make() const;
   void Release(std::unique_ptr<Lane> lane);
 
   const std::shared_ptr<Backend> backend_;
-  const LaneSize size_;
-  const int64_t max_lanes_;
+  const int64_t count_;
   mutable absl::Mutex mutex_;
-  int64_t in_use_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::unique_ptr<Lane>> idle_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -18,7 +18,7 @@ struct MemoryPlan {
   int64_t master_weights_bytes = 0;  // 0 where the weights are their own masters (f32, f64)
   int64_t optimizer_bytes = 0;
   int64_t workspace_bytes = 0;
-  int64_t staging_bytes = 0;  // host memory; taken as calls need it
+  int64_t staging_bytes = 0;  // host memory: a lane for each call that may be open
   int64_t tile_row_count = 0;
 
   int64_t device_bytes() const {

@@ -52,10 +52,11 @@ ServingEngine::~ServingEngine() { Shutdown(); }
 
 absl::Status ServingEngine::Start(const ModelFolder& folder) {
   const int depth = TilesInFlight(backend_->device());
-  lanes_ = std::make_shared<LanePool>(backend_, model_.layers, plan_.tile_row_count, options_.max_call_count);
   SHARDMLP_ASSIGN_OR_RETURN(parameters_, Parameters::Create(*backend_, model_, options_.frozen, folder));
   SHARDMLP_ASSIGN_OR_RETURN(
       compute_, TileCompute::Create(*backend_, model_, *parameters_, metrics_, plan_.tile_row_count, depth));
+  SHARDMLP_ASSIGN_OR_RETURN(lanes_,
+                            LanePool::Create(backend_, model_.layers, plan_.tile_row_count, options_.max_call_count));
   metrics_.SetPlannedBytes(MemoryUse::kWeights, plan_.weights_bytes);
   metrics_.SetPlannedBytes(MemoryUse::kGradients, plan_.gradients_bytes);
   metrics_.SetPlannedBytes(MemoryUse::kMasterWeights, plan_.master_weights_bytes);
@@ -84,7 +85,7 @@ void ServingEngine::UpdateSessionMetrics() {
 absl::StatusOr<SessionGrant> ServingEngine::OpenSession(const SessionSpec& spec) {
   absl::MutexLock lock(&mutex_);
   if (draining_) return ShuttingDown();
-  SHARDMLP_ASSIGN_OR_RETURN(const int64_t session_id, sessions_.Open(spec, absl::Now()));
+  SHARDMLP_ASSIGN_OR_RETURN(const int64_t session_id, sessions_.Open(spec, options_.clock()));
   if (spec.role == SessionRole::kTrain && !options_.frozen) step_.AddTrainer(session_id, spec);
   UpdateSessionMetrics();
   return SessionGrant{session_id, options_.lease, step_.position()};
@@ -92,7 +93,7 @@ absl::StatusOr<SessionGrant> ServingEngine::OpenSession(const SessionSpec& spec)
 
 absl::StatusOr<StepPosition> ServingEngine::RenewSession(int64_t session_id) {
   absl::MutexLock lock(&mutex_);
-  SHARDMLP_RETURN_IF_ERROR(sessions_.Find(session_id, absl::Now()).status());
+  SHARDMLP_RETURN_IF_ERROR(sessions_.Find(session_id, options_.clock()).status());
   return step_.position();
 }
 
@@ -107,7 +108,7 @@ absl::Status ServingEngine::CloseSession(int64_t session_id) {
 absl::Status ServingEngine::CheckStepCaller(int64_t session_id) {
   if (stopping_) return ShuttingDown();
   SHARDMLP_RETURN_IF_ERROR(health_);
-  return sessions_.Find(session_id, absl::Now()).status();
+  return sessions_.Find(session_id, options_.clock()).status();
 }
 
 void ServingEngine::SealStep(const SealSpec& spec, Done<SealResult> done) {
@@ -115,7 +116,7 @@ void ServingEngine::SealStep(const SealSpec& spec, Done<SealResult> done) {
   absl::MutexLock lock(&mutex_);
   const absl::Status status = CheckStepCaller(spec.session_id);
   if (!status.ok()) return outbox.Add(std::move(done), absl::StatusOr<SealResult>(status));
-  step_.Seal(spec, absl::Now(), std::move(done), outbox);
+  step_.Seal(spec, options_.clock(), std::move(done), outbox);
 }
 
 void ServingEngine::CommitStep(const CommitSpec& spec, Done<StepPosition> done) {
@@ -146,7 +147,7 @@ void ServingEngine::WatchTime() {
     Outbox outbox;
     absl::MutexLock lock(&mutex_);
     if (mutex_.AwaitWithTimeout(absl::Condition(this, &ServingEngine::stopping), period)) return;
-    const absl::Time now = absl::Now();
+    const absl::Time now = options_.clock();
     for (const int64_t session_id : sessions_.Expire(now)) step_.RemoveTrainer(session_id, /*lost=*/true, outbox);
     step_.ExpireSeals(now, outbox);
     UpdateSessionMetrics();

@@ -170,7 +170,7 @@ void StepProtocol::Seal(const SealSpec& spec, absl::Time now, SealDone done, Out
   }
 }
 
-void StepProtocol::Summed(StepPosition of, absl::StatusOr<std::vector<double>> sums, absl::Time, Outbox& outbox) {
+void StepProtocol::Summed(StepPosition of, absl::StatusOr<std::vector<double>> sums, Outbox& outbox) {
   if (phase_ != Phase::kSumming || !(of == position_)) return;
   if (!sums.ok()) {
     return EndAttempt(StepOutcome::kAborted,
@@ -291,6 +291,7 @@ void StepProtocol::StartAttempt() {
 void StepProtocol::Restored(int64_t step, Outbox& outbox) {
   position_.step = step;
   ++position_.weights_version;
+  last_commit_ = nullptr;  // undone
   EndAttempt(StepOutcome::kAborted, "a checkpoint was restored", outbox);
 }
 

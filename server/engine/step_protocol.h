@@ -67,7 +67,7 @@ class StepProtocol {
   void Discard(const DiscardSpec& spec, PositionDone done, Outbox& outbox);
 
   // The sums that SumGradients was asked for. Ignored where that attempt has ended.
-  void Summed(StepPosition of, absl::StatusOr<std::vector<double>> sums, absl::Time now, Outbox& outbox);
+  void Summed(StepPosition of, absl::StatusOr<std::vector<double>> sums, Outbox& outbox);
   // Whether the attempt that `decision` decided is open yet; a restore that came first ended it. For the device thread,
   // where nothing else can end it before Applied.
   bool Stands(const std::shared_ptr<const CommitSpec>& decision) const { return decision_ == decision; }

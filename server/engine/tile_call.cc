@@ -42,25 +42,28 @@ struct TileCall::HashState {
 class TileCall::Job final : public TileJob {
  public:
   Job(std::shared_ptr<TileCall> call, const Tile& tile) : call_(std::move(call)), tile_(tile) {}
-  void Start() override { call_->StartTile(tile_, done_); }
-  void Finish() override { call_->FinishTile(tile_, done_.get()); }
+  void Start() override { call_->StartTile(tile_, lane_, done_); }
+  void Finish() override { call_->FinishTile(tile_, std::move(lane_), done_.get()); }
 
  private:
   const std::shared_ptr<TileCall> call_;
-  Tile tile_;
+  const Tile tile_;
+  std::shared_ptr<Lane> lane_;  // while the tile is on the device
   std::unique_ptr<Event> done_;
 };
 
 // Gives an output back to its call once its rows are sent.
 class TileCall::ResultHold {
  public:
-  ResultHold(std::shared_ptr<TileCall> call, int output) : call_(std::move(call)), output_(output) {}
+  ResultHold(std::shared_ptr<TileCall> call, std::shared_ptr<Lane> lane, int output)
+      : call_(std::move(call)), lane_(std::move(lane)), output_(output) {}
   ResultHold(const ResultHold&) = delete;
   ResultHold& operator=(const ResultHold&) = delete;
   ~ResultHold() { call_->ReleaseOutput(output_); }
 
  private:
   const std::shared_ptr<TileCall> call_;
+  const std::shared_ptr<Lane> lane_;
   const int output_;
 };
 
@@ -70,9 +73,9 @@ TileCall::TileCall(CallHost& host, CallSink& sink, Metrics& metrics, const CallS
       sink_(sink),
       metrics_(metrics),
       spec_(spec),
-      lane_(std::move(lane)),
       tile_rows_(tile_rows),
-      hash_(std::make_unique<HashState>()) {
+      hash_(std::make_unique<HashState>()),
+      lane_(std::move(lane)) {
   absl::MutexLock lock(&mutex_);
   for (int i = kLaneDepth - 1; i >= 0; --i) {
     free_inputs_.push_back(i);
@@ -101,21 +104,28 @@ absl::Status TileCall::CheckShard(int64_t row_offset, int64_t row_count, int64_t
   return absl::OkStatus();
 }
 
-absl::Status TileCall::Closed() const {
+std::shared_ptr<Lane> TileCall::OpenLane() const {
   absl::MutexLock lock(&mutex_);
-  if (!finished_) return absl::OkStatus();
-  return Error(absl::StatusCode::kCancelled, Reason::kCancelled, "the call is over");
+  return lane_;
+}
+
+bool TileCall::SetFinished() {
+  if (finished()) return false;
+  lane_ = nullptr;
+  waiting_.clear();
+  return true;
 }
 
 absl::StatusOr<int64_t> TileCall::Place(int64_t row_offset, int64_t row_count, int64_t skip, const ByteSource& x,
                                         const ByteSource* dy) {
   SHARDMLP_RETURN_IF_ERROR(CheckShard(row_offset, row_count, skip, x, dy));
-  SHARDMLP_RETURN_IF_ERROR(Closed());
+  const std::shared_ptr<Lane> lane = OpenLane();
+  if (lane == nullptr) return Error(absl::StatusCode::kCancelled, Reason::kCancelled, "the call is over");
   int64_t placed = 0;
   while (placed < row_count - skip) {
     if (!filling_ && !TakeInput()) break;
     const int64_t rows = std::min(row_count - skip - placed, tile_rows_ - filled_.row_count);
-    Fill(skip + placed, rows, x, dy);
+    Fill(*lane, skip + placed, rows, x, dy);
     placed += rows;
     placed_rows_ += rows;
     if (filled_.row_count == tile_rows_ || placed_rows_ == spec_.header.row_count) SubmitFilled();
@@ -138,7 +148,7 @@ bool TileCall::TakeInput() {
   return true;
 }
 
-void TileCall::Fill(int64_t shard_row, int64_t rows, const ByteSource& x, const ByteSource* dy) {
+void TileCall::Fill(const Lane& lane, int64_t shard_row, int64_t rows, const ByteSource& x, const ByteSource* dy) {
   const int64_t size = SizeOf(spec_.header.dtype);
   const auto copy = [&](const ByteSource& from, const Buffer& buffer, int64_t cols) {
     const int64_t row_bytes = cols * size;
@@ -151,7 +161,7 @@ void TileCall::Fill(int64_t shard_row, int64_t rows, const ByteSource& x, const 
     }
     return copied;
   };
-  const Lane::Input& input = lane_->inputs[filled_.input];
+  const Lane::Input& input = lane.inputs[filled_.input];
   int64_t bytes = copy(x, input.x, spec_.x_cols()).byte_count();
   if (dy != nullptr) {
     const ConstMatrixView copied = copy(*dy, input.dy, spec_.dy_cols());
@@ -167,7 +177,7 @@ void TileCall::SubmitFilled() {
   filled_.dy_hash = XXH3_64bits_digest(hash_->xxh);
   filled_.complete = absl::Now();
   absl::MutexLock lock(&mutex_);
-  if (finished_) return;
+  if (finished()) return;
   waiting_.push_back(filled_);
   SubmitReady();
 }
@@ -194,8 +204,7 @@ absl::Status TileCall::End(int64_t row_count) {
   {
     absl::MutexLock lock(&mutex_);
     ended_ = true;
-    if (finished_ || answered_rows_ < expected) return absl::OkStatus();
-    finished_ = true;
+    if (answered_rows_ < expected || !SetFinished()) return absl::OkStatus();
     summary = Summary();
   }
   if (expected == 0) summary.weights_version = host_.weights_version();
@@ -209,9 +218,7 @@ void TileCall::Cancel() {
   bool first = false;
   {
     absl::MutexLock lock(&mutex_);
-    first = !finished_;
-    finished_ = true;
-    waiting_.clear();
+    first = SetFinished();
     if (delivering_ && deliverer_ != std::this_thread::get_id()) {
       mutex_.Await(absl::Condition(this, &TileCall::NotDelivering));
     }
@@ -222,9 +229,7 @@ void TileCall::Cancel() {
 void TileCall::Fail(const absl::Status& status) {
   {
     absl::MutexLock lock(&mutex_);
-    if (finished_) return;
-    finished_ = true;
-    waiting_.clear();
+    if (!SetFinished()) return;
     delivering_ = true;
     deliverer_ = std::this_thread::get_id();
   }
@@ -238,21 +243,22 @@ void TileCall::Finish(absl::StatusOr<CallSummary> summary) {
   sink_.OnFinished(std::move(summary));
 }
 
-TileRows TileCall::RowsOf(const Tile& tile) const {
+TileRows TileCall::RowsOf(const Tile& tile, const Lane& lane) const {
   const DType dtype = spec_.header.dtype;
-  const Lane::Input& input = lane_->inputs[tile.input];
+  const Lane::Input& input = lane.inputs[tile.input];
   TileRows rows;
   rows.layer = spec_.layer;
   rows.x = input.x.View(tile.row_count, spec_.x_cols(), dtype);
   if (spec_.pass == Pass::kBackward) rows.dy = input.dy.View(tile.row_count, spec_.dy_cols(), dtype);
-  if (tile.output >= 0) rows.result = lane_->outputs[tile.output].View(tile.row_count, spec_.result_cols(), dtype);
+  if (tile.output >= 0) rows.result = lane.outputs[tile.output].View(tile.row_count, spec_.result_cols(), dtype);
   return rows;
 }
 
-void TileCall::StartTile(Tile& tile, std::unique_ptr<Event>& done) {
-  if (!Closed().ok()) return;
+void TileCall::StartTile(const Tile& tile, std::shared_ptr<Lane>& lane, std::unique_ptr<Event>& done) {
+  lane = OpenLane();
+  if (lane == nullptr) return;
   metrics_.ObserveStage(spec_.pass, Stage::kQueue, absl::Now() - tile.complete);
-  absl::StatusOr<CallHost::Admitted> admitted = host_.StartTile(spec_, tile, RowsOf(tile));
+  absl::StatusOr<CallHost::Admitted> admitted = host_.StartTile(spec_, tile, RowsOf(tile, *lane));
   absl::Status status = admitted.status();
   if (status.ok() && weights_version_ != 0 && admitted->weights_version != weights_version_) {
     status = Error(absl::StatusCode::kUnavailable, Reason::kWeightsChanged,
@@ -260,6 +266,7 @@ void TileCall::StartTile(Tile& tile, std::unique_ptr<Event>& done) {
   }
   if (!status.ok()) {
     if (admitted.ok()) host_.FinishTile(*admitted->done).IgnoreError();
+    lane = nullptr;
     return Fail(status);
   }
   weights_version_ = admitted->weights_version;
@@ -269,18 +276,21 @@ void TileCall::StartTile(Tile& tile, std::unique_ptr<Event>& done) {
   if (admitted->repeated) repeated_rows_ += tile.row_count;
 }
 
-void TileCall::FinishTile(const Tile& tile, const Event* done) {
+void TileCall::FinishTile(const Tile& tile, std::shared_ptr<Lane> lane, const Event* done) {
   if (done == nullptr) return;
-  if (const absl::Status status = host_.FinishTile(*done); !status.ok()) return Fail(status);
-  Deliver(tile);
+  if (const absl::Status status = host_.FinishTile(*done); !status.ok()) {
+    lane = nullptr;
+    return Fail(status);
+  }
+  Deliver(tile, std::move(lane));
 }
 
-void TileCall::Deliver(const Tile& tile) {
+void TileCall::Deliver(const Tile& tile, std::shared_ptr<Lane> lane) {
   bool room = false;
   {
     absl::MutexLock lock(&mutex_);
     free_inputs_.push_back(tile.input);
-    if (finished_) return;
+    if (finished()) return;
     room = std::exchange(wants_room_, false);
     delivering_ = true;
     deliverer_ = std::this_thread::get_id();
@@ -288,19 +298,19 @@ void TileCall::Deliver(const Tile& tile) {
   metrics_.AddRows(spec_.pass, tile.row_count);
   if (room) sink_.OnRoom();
   // OnRoom may have cancelled.
-  if (tile.output >= 0 && Closed().ok()) {
-    const TileRows rows = RowsOf(tile);
+  if (tile.output >= 0 && OpenLane() != nullptr) {
+    const TileRows rows = RowsOf(tile, *lane);
     metrics_.AddPayloadBytes(0, rows.result.byte_count());
     sink_.OnResult({tile.row_begin, tile.row_count, rows.result.as<char>(), rows.result.byte_count(),
-                    std::make_shared<ResultHold>(shared_from_this(), tile.output)});
+                    std::make_shared<ResultHold>(shared_from_this(), lane, tile.output)});
   }
+  lane = nullptr;
   bool finish = false;
   CallSummary summary;
   {
     absl::MutexLock lock(&mutex_);
     answered_rows_ += tile.row_count;
-    finish = !finished_ && ended_ && answered_rows_ == spec_.header.row_count;
-    finished_ = finished_ || finish;
+    finish = ended_ && answered_rows_ == spec_.header.row_count && SetFinished();
     summary = Summary();
   }
   if (finish) Finish(summary);
@@ -310,7 +320,7 @@ void TileCall::Deliver(const Tile& tile) {
 
 void TileCall::ReleaseOutput(int output) {
   absl::MutexLock lock(&mutex_);
-  if (finished_) return;
+  if (finished()) return;
   free_outputs_.push_back(output);
   SubmitReady();
 }

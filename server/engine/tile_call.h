@@ -71,7 +71,8 @@ class CallHost {
 
 // Locks `mutex_` for a few assignments at a time, and calls out with no lock held, except that it submits its tiles
 // under it, so that they stay in order whichever threads give outputs back. After CallHost::CallFinished it touches the
-// host no more, so that results which are still being sent may outlive the engine.
+// host no more, so that results which are still being sent may outlive the engine. Its lane goes back once the call is
+// over, no tile of it is on the device and no result of it is being sent, however long the object itself is kept.
 class TileCall final : public Call, public std::enable_shared_from_this<TileCall> {
  public:
   // `host`, `sink` and `metrics` must live until the call is finished.
@@ -93,33 +94,37 @@ class TileCall final : public Call, public std::enable_shared_from_this<TileCall
 
   absl::Status CheckShard(int64_t row_offset, int64_t row_count, int64_t skip, const ByteSource& x,
                           const ByteSource* dy) const;
-  absl::Status Closed() const;
+  // Null once the call is over.
+  std::shared_ptr<Lane> OpenLane() const;
   // Takes a free input for the tile that is filled next. False where there is none, and then OnRoom will follow.
   bool TakeInput();
   // Copies rows of a shard into the tile that is being filled.
-  void Fill(int64_t shard_row, int64_t rows, const ByteSource& x, const ByteSource* dy);
+  void Fill(const Lane& lane, int64_t shard_row, int64_t rows, const ByteSource& x, const ByteSource* dy);
   // Hands the full tile on.
   void SubmitFilled();
   // Sends full tiles to the device for as long as outputs are free.
   void SubmitReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // The job's two halves, on the device thread.
-  void StartTile(Tile& tile, std::unique_ptr<Event>& done);
-  void FinishTile(const Tile& tile, const Event* done);
-  void Deliver(const Tile& tile);
+  // The job's two halves, on the device thread. They hold the lane in between, and let go of it before they say that
+  // the call is over.
+  void StartTile(const Tile& tile, std::shared_ptr<Lane>& lane, std::unique_ptr<Event>& done);
+  void FinishTile(const Tile& tile, std::shared_ptr<Lane> lane, const Event* done);
+  void Deliver(const Tile& tile, std::shared_ptr<Lane> lane);
   void ReleaseOutput(int output);
 
-  // Tells host and sink, after finished_ was set.
+  // From now on the call is over. False where it was before.
+  bool SetFinished() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool finished() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return lane_ == nullptr; }
+  // Tells host and sink, after SetFinished.
   void Finish(absl::StatusOr<CallSummary> summary);
   bool NotDelivering() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !delivering_; }
   CallSummary Summary() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  TileRows RowsOf(const Tile& tile) const;
+  TileRows RowsOf(const Tile& tile, const Lane& lane) const;
 
   CallHost& host_;
   CallSink& sink_;
   Metrics& metrics_;
   const CallSpec spec_;
-  const std::shared_ptr<Lane> lane_;
   const int64_t tile_rows_;
 
   // The receiving side; for whoever calls Place and End.
@@ -133,12 +138,12 @@ class TileCall final : public Call, public std::enable_shared_from_this<TileCall
   int64_t weights_version_ = 0;  // of the first tile; 0 before it
 
   mutable absl::Mutex mutex_;
+  std::shared_ptr<Lane> lane_ ABSL_GUARDED_BY(mutex_);  // null once the call is over
   std::vector<int> free_inputs_ ABSL_GUARDED_BY(mutex_);
   std::vector<int> free_outputs_ ABSL_GUARDED_BY(mutex_);
   std::deque<Tile> waiting_ ABSL_GUARDED_BY(mutex_);  // full, for an output to be free; in order
   bool wants_room_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   bool delivering_ ABSL_GUARDED_BY(mutex_) = false;  // a sink method runs on `deliverer_`
   std::thread::id deliverer_ ABSL_GUARDED_BY(mutex_);
   int64_t answered_rows_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -96,6 +96,15 @@ TEST_F(EngineCallsTest, NoMoreCallsThanLanesAndOneMoreOnceOneIsOver) {
   EXPECT_EQ(engine_->open_call_count(), 7);
 }
 
+TEST_F(EngineCallsTest, ACallThatHasEndedMakesRoomEvenWhereItIsKept) {
+  std::vector<std::unique_ptr<RunningCall>> ended;
+  for (int i = 0; i < 3 * 8; ++i) {
+    ended.push_back(trainer_.Start(trainer_.ForwardHeader(0, kRows), x_));
+    ASSERT_TRUE(Succeeds(ended.back()->SendAll()));
+    ASSERT_TRUE(Succeeds(ended.back()->Wait()));
+  }
+}
+
 TEST_F(EngineCallsTest, AStalledCallHoldsUpNobodyElse) {
   const auto unread = trainer_.Start(trainer_.ForwardHeader(0, 100), RandomDense(100, 13, 3));
   unread->StopReading();

@@ -17,6 +17,7 @@ absl::StatusOr<Buffer> LazyDevice::Allocate(Memory memory, int64_t bytes) {
   SHARDMLP_ASSIGN_OR_RETURN(Buffer buffer, cpu_->Allocate(memory, bytes));
   void* const data = buffer.data();
   std::memset(data, 0xff, static_cast<size_t>(bytes));
+  ++allocations_;
   absl::MutexLock lock(&mutex_);
   buffers_[data] = std::move(buffer);
   int64_t& now = memory == Memory::kDevice ? device_bytes_ : staging_bytes_;

@@ -26,6 +26,8 @@ class LazyDevice final : public Backend, private Buffer::Owner {
 
   // The most that was allocated at once.
   int64_t peak_bytes(Memory memory) const { return memory == Memory::kDevice ? peak_device_ : peak_staging_; }
+  // Buffers that were given out so far.
+  int64_t allocation_count() const { return allocations_; }
   // All work that has not run yet fails.
   void Break() { broken_ = true; }
   // The n-th Update from now on fails, and only that.
@@ -77,6 +79,7 @@ class LazyDevice final : public Backend, private Buffer::Owner {
   int64_t staging_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::atomic<int64_t> peak_device_ = 0;
   std::atomic<int64_t> peak_staging_ = 0;
+  std::atomic<int64_t> allocations_ = 0;
 };
 
 }  // namespace shardmlp::testing

@@ -99,7 +99,7 @@ class StepTest : public ::testing::Test {
   // The device's turns.
   void Sum(absl::StatusOr<std::vector<double>> squares = std::vector<double>{4, 9}) {
     Outbox outbox;
-    step_.Summed(device_.summing, std::move(squares), now_, outbox);
+    step_.Summed(device_.summing, std::move(squares), outbox);
   }
   void Apply(const absl::Status& status = absl::OkStatus()) {
     Outbox outbox;

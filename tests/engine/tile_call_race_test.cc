@@ -150,18 +150,40 @@ TEST_P(CallRaceTest, ResultsOutliveTheHost) {
   }
 }
 
-TEST_P(CallRaceTest, ALaneGoesBackOnceTheLastResultDoes) {
+TEST_P(CallRaceTest, ALaneGoesBackOnceTheCallIsOverAndItsLastResultIsSent) {
   CallRig rig(GetParam(), kTileRows, kTileRows);
   rig.sink.keep = true;
   rig.Send(kTileRows);
   ASSERT_TRUE(Succeeds(rig.sink.summary));
-  rig.host.reset();
-  rig.call.reset();
   EXPECT_EQ(rig.lanes->lanes_in_use(), 1) << "its result is being sent";
   rig.sink.GiveBack();
-  EXPECT_EQ(rig.lanes->lanes_in_use(), 0);
-  rig.call = std::make_shared<TileCall>(*(rig.host = std::make_unique<HandHost>()), rig.sink, rig.metrics, rig.spec,
-                                        rig.lanes->Acquire().value(), kTileRows);
+  EXPECT_EQ(rig.lanes->lanes_in_use(), 0) << "whoever keeps the call";
+}
+
+TEST_P(CallRaceTest, ALaneIsFreeByTheTimeTheSinkIsToldSo) {
+  for (const bool admitted : {false, true}) {
+    for (const bool computed : {false, true}) {
+      CallRig rig(GetParam(), kTileRows, kTileRows);
+      if (!admitted) rig.host->admission = absl::AbortedError("the attempt is over");
+      if (!computed) rig.host->device = absl::InternalError("the device failed");
+      int64_t in_use = -1;
+      rig.sink.react_after = admitted && computed ? 1 : 0;
+      rig.sink.react = [&] { in_use = rig.lanes->lanes_in_use(); };
+      rig.Send(kTileRows);
+      ASSERT_EQ(rig.sink.finishes, 1);
+      EXPECT_EQ(in_use, 0) << "the next call may come at once";
+    }
+  }
+}
+
+TEST_P(CallRaceTest, ALaneStaysForTilesThatAreOnTheDevice) {
+  CallRig rig(GetParam(), 2 * kTileRows, kTileRows);
+  rig.Place(0, 2 * kTileRows);
+  ASSERT_TRUE(rig.host->Start());
+  rig.call->Cancel();
+  EXPECT_EQ(rig.lanes->lanes_in_use(), 1) << "the device may still write into it";
+  ASSERT_TRUE(rig.host->Finish());
+  EXPECT_EQ(rig.lanes->lanes_in_use(), 0) << "a tile that has not begun is none";
 }
 
 TEST_P(CallRaceTest, OutputsGivenBackByTwoThreadsKeepTilesInOrder) {

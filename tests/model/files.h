@@ -16,7 +16,7 @@ namespace shardmlp {
 class TempFolder {
  public:
   TempFolder() {
-    std::string pattern = (std::filesystem::path(testing::TempDir()) / "shardmlp-XXXXXX").string();
+    std::string pattern = (std::filesystem::path(::testing::TempDir()) / "shardmlp-XXXXXX").string();
     path_ = mkdtemp(pattern.data());
   }
   TempFolder(const TempFolder&) = delete;

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import tempfile
+import urllib.request
 from pathlib import Path
 
 import pytest
 import torch
 from models import FAMILIES, save_model
 from twins import Twins
+from waiting import until
 
 import shardmlp
 
@@ -45,9 +48,31 @@ class Server:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
-    def stop(self) -> int:
+    def terminate(self) -> None:
         self._process.terminate()
+
+    def wait(self) -> int:
+        """The exit status, within half a minute."""
         return self._process.wait(timeout=30)
+
+    def stop(self) -> int:
+        self.terminate()
+        return self.wait()
+
+    def await_serving(self) -> None:
+        """For clients that do not wait by themselves."""
+        until(lambda: "serving on" in self.log.read_text())
+
+    @property
+    def metrics_address(self) -> str:
+        """Where /metrics is, of a server with --metrics-address=127.0.0.1:0."""
+        return until(lambda: re.findall(r"metrics on http://(\S+)/metrics", self.log.read_text()))[-1]
+
+    def metric(self, series: str) -> float:
+        """The value of a series as /metrics writes it; 0 where there is none."""
+        with urllib.request.urlopen(f"http://{self.metrics_address}/metrics", timeout=30) as answer:
+            values = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[0] != "#")
+        return float(values.get(series, 0))
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A TCP proxy that knows gRPC's framing just enough to cut a connection at a chosen message."""
+"""A TCP proxy that knows gRPC's framing just enough to cut or hold a connection at a chosen message."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ class Messages:
 
 
 class CuttingProxy:
-    """Passes everything on, until ``cut_at`` messages (of both directions) have passed; then it cuts every connection,
-    once, right behind that message, and passes everything on again."""
+    """Passes everything on, until a chosen number of messages (of both directions) have passed; then, once, right
+    behind that message, it cuts every connection, or holds what follows in that direction. It passes everything on
+    again afterwards."""
 
     def __init__(self, connect) -> None:
         """``connect()`` gives a socket that is connected to the server."""
@@ -66,13 +67,23 @@ class CuttingProxy:
         self._lock = threading.Lock()
         self._open: list[socket.socket] = []
         self._left: int | None = None
+        self._hold: threading.Event | None = None  # set where what follows may go on
         self.passed = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut_at(self, message: int | None) -> None:
         """Counts from here: 1 cuts behind the next message; None never cuts."""
         with self._lock:
-            self._left, self.passed = message, 0
+            self._left, self._hold, self.passed = message, None, 0
+
+    def hold_at(self, message: int) -> None:
+        """As cut_at, but keeps what follows in the message's direction until release()."""
+        with self._lock:
+            self._left, self._hold, self.passed = message, threading.Event(), 0
+
+    def release(self) -> None:
+        if self._hold is not None:
+            self._hold.set()
 
     @property
     def has_cut(self) -> bool:
@@ -80,6 +91,7 @@ class CuttingProxy:
 
     def close(self) -> None:
         self._listener.close()
+        self.release()
         with self._lock:
             self._cut()
 
@@ -96,16 +108,21 @@ class CuttingProxy:
     def _pass(self, source: socket.socket, sink: socket.socket, messages: Messages) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
+                hold = None
                 with self._lock:
                     ends = messages.ends(data)
                     self.passed += len(ends)
                     if self._left is not None and len(ends) >= self._left > 0:
                         sink.sendall(data[: ends[self._left - 1]])
-                        self._left = None
-                        self._cut()
-                        return
+                        data = data[ends[self._left - 1] :]
+                        self._left, hold = None, self._hold
+                        if hold is None:
+                            self._cut()
+                            return
                     if self._left is not None:
                         self._left -= len(ends)
+                if hold is not None:
+                    hold.wait()
                 sink.sendall(data)
         for end in (source, sink):
             with contextlib.suppress(OSError):
