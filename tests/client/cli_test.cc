@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -61,6 +62,9 @@ TEST(CtlTest, InfoShowsWhatIsServed) {
   EXPECT_THAT(text.output, HasSubstr("run 'mine' rank 1 of 2, sealed"));
   EXPECT_THAT(text.output, HasSubstr("model.layers.2.mlp"));
 
+  // Flags go before or behind the command.
+  EXPECT_EQ(RunCtl(absl::StrCat("info --json --target ", server.target())).output,
+            RunAgainst(server, "--json info").output);
   const Outcome json = RunAgainst(server, "--json info");
   EXPECT_EQ(json.exit_code, 0);
   const auto parsed = nlohmann::json::parse(json.output);
@@ -85,15 +89,32 @@ TEST(CtlTest, CheckpointsAreSavedListedAndRestored) {
 }
 
 TEST(CtlTest, CommandLinesAreChecked) {
-  for (const std::string arguments :
-       {"", "inform", "info now", "checkpoint", "checkpoint save", "checkpoint list all", "--rows=0 verify"}) {
+  const std::pair<std::string, std::string> refusals[] = {
+      {"", "a command is missing: info, verify or checkpoint"},
+      {"inform", "not expected: inform"},
+      {"info now", "not expected: now"},
+      {"info verify", "not expected: verify"},
+      {"checkpoint", "what to do is missing: checkpoint save, restore or list"},
+      {"checkpoint save", "NAME is required"},
+      {"checkpoint list all", "not expected: all"},
+      {"--colour info", "not expected: --colour"},
+      {"--rows=0 verify", "--rows: Value 0 not in range 1 to "},
+      {"verify --rows=few", "--rows: Value few not in range"},
+      {"--connect_timeout=10 info", "--connect_timeout: got \"10\", expected a time such as 10s"},
+      {"--json=yes info", "--json: yes not in {true,false}"},
+      {"info --target", "--target: 1 required ADDRESS missing"},
+  };
+  for (const auto& [arguments, message] : refusals) {
     const Outcome outcome = RunCtl(arguments);
     EXPECT_EQ(outcome.exit_code, 2) << arguments;
-    EXPECT_THAT(outcome.output, HasSubstr("Examples:")) << arguments;
+    EXPECT_THAT(outcome.output, HasSubstr(message)) << arguments;
+    EXPECT_THAT(outcome.output, HasSubstr("--help tells more")) << arguments;
   }
   const Outcome help = RunCtl("--help");
   EXPECT_EQ(help.exit_code, 0);
-  EXPECT_THAT(help.output, HasSubstr("Exit codes:"));
+  for (const char* part : {"--connect_timeout TIME", "--json", "checkpoint", "Examples:", "Exit codes:"}) {
+    EXPECT_THAT(help.output, HasSubstr(part));
+  }
   FakeServer server;
   EXPECT_EQ(RunAgainst(server, "--layers=2-1 verify").exit_code, 2);
   EXPECT_EQ(RunAgainst(server, "--layers=x verify").exit_code, 2);
