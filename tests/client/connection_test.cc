@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "client/cpp/pinned_slices.h"
+#include "client/cpp/read_tensor.h"
 #include "client/cpp/shard_call.h"
 #include "proto/wire.h"
 #include "shardmlp/v1/compute.pb.h"
@@ -149,6 +150,28 @@ TEST(ConnectionTest, ACallThatStandsStillFailsAndGivesItsMemoryBack) {
   EXPECT_EQ(server.Count("Forward"), 1);  // a stall is not retried
 }
 
+TEST(ConnectionTest, AReadThatStandsStillInMidStreamFails) {
+  FakeServer server;
+  ClientOptions options;
+  options.stall_timeout = absl::Milliseconds(200);
+  const Connected trainer(server.target(), options);
+  const std::string name = "model.layers.2.mlp.down_proj.weight";
+  const auto done = std::make_shared<absl::Notification>();
+  server.SetHook([done](const Moment& moment) -> std::optional<grpc::Status> {
+    if (moment.method == "ReadTensor" && moment.message == 2) done->WaitForNotification();
+    return std::nullopt;
+  });
+  auto bytes = std::make_unique<std::vector<char>>(trainer.client->model().FindTensor(name)->byte_count());
+  const absl::Status status = trainer.client->ReadTensor(name, absl::MakeSpan(*bytes));
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(ReasonOf(status), Reason::kStalled);
+  EXPECT_EQ(status.message(), absl::StrCat("ReadTensor of ", name, ": no message went or came for 200ms"));
+  EXPECT_EQ((*bytes)[199], static_cast<char>(199));  // two chunks of 100 bytes had come
+  bytes.reset();                                     // what still wrote to it would be a use after free
+  done->Notify();
+  EXPECT_EQ(server.Count("ReadTensor"), 1);  // a stall is not retried
+}
+
 // The kernel takes 10 seconds to give up on TCP; a Unix socket is cut by the client.
 class MuteServerTest : public testing::TestWithParam<bool> {};
 
@@ -183,6 +206,15 @@ TEST_P(MuteServerTest, NothingOfTheCallersMemoryIsSentAfterACallReturned) {
   EXPECT_GT(std::count(sent.begin(), sent.end(), kBefore), 100000);
   // Frame headers may hold the byte by chance.
   EXPECT_LT(std::count(sent.begin(), sent.end(), kAfter), 1000);
+}
+
+TEST_P(MuteServerTest, AReadFails) {
+  fake::MuteServer server(GetParam() ? absl::StrCat(testing::TempDir(), "mute.sock") : std::string());
+  Connections connections(server.target(), {.stall_timeout = absl::Milliseconds(200)});
+  std::vector<char> bytes(1000);
+  const absl::Status status = ReadTensorOnce(connections, "down_proj.weight", absl::MakeSpan(bytes));
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_EQ(ReasonOf(status), Reason::kStalled);
 }
 
 INSTANTIATE_TEST_SUITE_P(Sockets, MuteServerTest, testing::Bool(),
