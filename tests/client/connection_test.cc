@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <set>
 #include <string>
@@ -172,6 +173,74 @@ TEST(ConnectionTest, AReadThatStandsStillInMidStreamFails) {
   EXPECT_EQ(server.Count("ReadTensor"), 1);  // a stall is not retried
 }
 
+// A call that would wait for good, ended from outside.
+class InterruptTest : public testing::Test {
+ protected:
+  InterruptTest() {
+    server_.SetHook([stands = stands_, done = done_](const Moment& moment) -> std::optional<grpc::Status> {
+      for (const char* method : {"GetModel", "OpenSession", "CloseSession"}) {
+        if (moment.method == method) return std::nullopt;
+      }
+      stands->store(true);
+      done->WaitForNotification();
+      return std::nullopt;
+    });
+  }
+  ~InterruptTest() override { done_->Notify(); }
+
+  ClientOptions Options() {
+    ClientOptions options;
+    options.interrupted = [stands = stands_] { return stands->load(); };
+    return options;
+  }
+  static void ExpectInterrupted(const absl::Status& status) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kCancelled) << status;
+    EXPECT_EQ(ReasonOf(status), Reason::kCancelled);
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("interrupted"));
+  }
+
+  // Shared, since the server's threads may still be in them when the test ends.
+  const std::shared_ptr<std::atomic<bool>> stands_ = std::make_shared<std::atomic<bool>>(false);
+  const std::shared_ptr<absl::Notification> done_ = std::make_shared<absl::Notification>();
+  FakeServer server_;
+};
+
+TEST_F(InterruptTest, Forward) {
+  const Connected trainer(server_.target(), Options());
+  auto x = std::make_unique<MatrixData>(16384, 1024, DType::kF32);
+  MatrixData y(16384, 1024, DType::kF32);
+  ExpectInterrupted(trainer.session->Forward(2, x->view(), y.view()).status());
+  x.reset();  // what still referred to it would be a use after free
+  EXPECT_EQ(server_.Count("Forward"), 1);
+}
+
+TEST_F(InterruptTest, CallsOfOneMessage) {
+  const Connected trainer(server_.target(), Options());
+  ExpectInterrupted(trainer.session->SealStep().status());
+  ExpectInterrupted(trainer.client->SaveCheckpoint("name").status());
+  EXPECT_EQ(server_.Count("SealStep"), 1);
+}
+
+TEST_F(InterruptTest, ReadTensor) {
+  const Connected trainer(server_.target(), Options());
+  const std::string name = "model.layers.2.mlp.down_proj.weight";
+  std::vector<char> bytes(trainer.client->model().FindTensor(name)->byte_count());
+  ExpectInterrupted(trainer.client->ReadTensor(name, absl::MakeSpan(bytes)));
+}
+
+TEST_F(InterruptTest, TheBackOffBetweenTries) {
+  ClientOptions options = Options();
+  options.retry = {.budget = absl::Hours(9), .initial_backoff = absl::Hours(1), .max_backoff = absl::Hours(1)};
+  const Connected trainer(server_.target(), options);
+  server_.SetHook([stands = stands_](const Moment& moment) -> std::optional<grpc::Status> {
+    if (moment.method != "SealStep") return std::nullopt;
+    stands->store(true);
+    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "gone");
+  });
+  ExpectInterrupted(trainer.session->SealStep().status());
+  EXPECT_EQ(server_.Count("SealStep"), 1);
+}
+
 // The kernel takes 10 seconds to give up on TCP; a Unix socket is cut by the client.
 class MuteServerTest : public testing::TestWithParam<bool> {};
 
@@ -199,7 +268,7 @@ TEST_P(MuteServerTest, NothingOfTheCallersMemoryIsSentAfterACallReturned) {
                        .inputs = {ConstMatrixView(x.data(), kRows, 1024, DType::kF32)},
                        .output = MatrixView(y.data(), kRows, 1024, DType::kF32),
                        .rows_per_shard = 256};
-  const auto answer = RunShardCall(**connection, call, absl::Seconds(1));
+  const auto answer = RunShardCall(**connection, call, {.stall_timeout = absl::Seconds(1)});
   EXPECT_FALSE(answer.ok());
   fill(kAfter);
   const std::string sent = server.Drain();

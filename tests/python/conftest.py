@@ -45,6 +45,13 @@ class Server:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
+    def freeze(self) -> None:
+        """It keeps its connections and answers nothing, until thawed."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
     def stop(self) -> int:
         self._process.terminate()
         return self._process.wait(timeout=30)
