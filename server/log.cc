@@ -5,20 +5,11 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
-#include <array>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <utility>
-
-#include "absl/strings/str_cat.h"
 
 namespace shardmlp {
 namespace {
-
-constexpr std::array<std::pair<absl::string_view, LogLevel>, 4> kLevels = {{{"debug", LogLevel::kDebug},
-                                                                            {"info", LogLevel::kInfo},
-                                                                            {"warning", LogLevel::kWarning},
-                                                                            {"error", LogLevel::kError}}};
 
 spdlog::level::level_enum ToSpdlog(LogLevel level) {
   switch (level) {
@@ -47,19 +38,6 @@ void LogGrpc(gpr_log_func_args* message) {
 }
 
 }  // namespace
-
-absl::StatusOr<LogLevel> ParseLogLevel(absl::string_view text) {
-  for (const auto& [name, level] : kLevels) {
-    if (name == text) return level;
-  }
-  return absl::InvalidArgumentError(absl::StrCat("got \"", text, "\", expected debug, info, warning or error"));
-}
-
-absl::StatusOr<LogFormat> ParseLogFormat(absl::string_view text) {
-  if (text == "text") return LogFormat::kText;
-  if (text == "json") return LogFormat::kJson;
-  return absl::InvalidArgumentError(absl::StrCat("got \"", text, "\", expected text or json"));
-}
 
 void StartLog(const LogOptions& options) {
   auto formatter = std::make_unique<spdlog::pattern_formatter>(spdlog::pattern_time_type::utc);

@@ -1,7 +1,6 @@
 // The server's log: one line an event on stderr, as text or JSON. gRPC's own messages go there too.
 #pragma once
 
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
 namespace shardmlp {
@@ -13,9 +12,6 @@ struct LogOptions {
   LogLevel level = LogLevel::kInfo;
   LogFormat format = LogFormat::kText;
 };
-
-absl::StatusOr<LogLevel> ParseLogLevel(absl::string_view text);
-absl::StatusOr<LogFormat> ParseLogFormat(absl::string_view text);
 
 // Once, ahead of any logging.
 void StartLog(const LogOptions& options);

@@ -1,16 +1,21 @@
 #include "server/options.h"
 
-#include <algorithm>
+#include <CLI/CLI.hpp>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "kernels/status.h"
-#include "server/flag_values.h"
 #include "server/rpc/listen_address.h"
 
 namespace shardmlp {
@@ -18,112 +23,165 @@ namespace {
 
 using absl::string_view;
 
-struct Flag {
-  string_view name;   // without the dashes
-  string_view value;  // what its value is, for Usage; empty for a switch
-  string_view help;
-  absl::Status (*set)(string_view text, ServerOptions& options);
-};
-
-template <typename T, typename Field>
-absl::Status Assign(absl::StatusOr<T> value, Field& field) {
-  if (value.ok()) field = *std::move(value);
-  return value.status();
-}
-
-absl::Status Assign(string_view text, std::string& field) {
-  field = std::string(text);
-  return absl::OkStatus();
-}
-
-absl::Status AddAddresses(string_view text, ServerOptions& options) {
-  for (const string_view address : absl::StrSplit(text, ',')) options.rpc.listen.emplace_back(address);
-  return absl::OkStatus();
-}
-
-const std::vector<Flag>& Flags() {
-  using Options = ServerOptions;
-  static const std::vector<Flag> flags = {
-      {"model", "FOLDER", "Hugging Face folder: config.json and safetensors. Required.",
-       [](string_view text, Options& o) { return Assign(text, o.model_path); }},
-      {"layers", "0-15", "Layers to serve, first and last (default: all).",
-       [](string_view text, Options& o) { return Assign(ParseLayers(text), o.model.layers); }},
-      {"dtype", "f32|bf16|f64", "Element type of weights and arithmetic (default: f32).",
-       [](string_view text, Options& o) { return Assign(ParseComputeDType(text), o.model.dtype); }},
-      {"frozen", "", "Input gradients alone: no gradient or optimizer memory.",
-       [](string_view text, Options& o) { return Assign(ParseSwitch(text), o.engine.frozen); }},
-      {"listen", "ADDRESS,...",
-       "host:port or unix:/path; may be repeated; port 0 takes a free one "
-       "(default: 127.0.0.1:50051).",
-       AddAddresses},
-      {"insecure-listen-anywhere", "", "Allow addresses that are not loopback. There is no TLS and no password.",
-       [](string_view text, Options& o) { return Assign(ParseSwitch(text), o.rpc.insecure_listen_anywhere); }},
-      {"metrics-address", "ADDRESS", "Where Prometheus reads /metrics; empty for nowhere (default: 127.0.0.1:9464).",
-       [](string_view text, Options& o) { return Assign(text, o.metrics_address); }},
-      {"checkpoint-dir", "FOLDER", "Where checkpoints are kept; made where it is missing (default: none).",
-       [](string_view text, Options& o) { return Assign(text, o.checkpoint_dir); }},
-      {"restore", "NAME", "Checkpoint to start from; \"latest\" takes the latest, if there is one.",
-       [](string_view text, Options& o) { return Assign(text, o.restore); }},
-      {"workspace-bytes", "BYTES", "Memory of a tile, which sets its rows (default: what 1024 rows need).",
-       [](string_view text, Options& o) { return Assign(ParseBytes(text), o.engine.workspace_bytes); }},
-      {"memory-bytes", "BYTES", "Memory that the plan may take (default: what the machine, or its cgroup, has).",
-       [](string_view text, Options& o) { return Assign(ParseBytes(text), o.backend.memory_bytes); }},
-      {"max-calls", "N", "Calls that may be open at once; each has its own staging (default: 8).",
-       [](string_view text, Options& o) { return Assign(ParseCount(text, 1), o.engine.max_call_count); }},
-      {"max-sessions", "N", "Sessions that may be open at once (default: 256).",
-       [](string_view text, Options& o) { return Assign(ParseCount(text, 1), o.engine.max_session_count); }},
-      {"threads", "N", "Threads that compute (default: as many as the process may run on).",
-       [](string_view text, Options& o) { return Assign(ParseCount(text, 1), o.backend.threads); }},
-      {"lease", "TIME", "How long a session lives without a sign of it (default: 30s).",
-       [](string_view text, Options& o) { return Assign(ParseDuration(text), o.engine.lease); }},
-      {"seal-timeout", "TIME", "How long a seal waits for the other trainers (default: 5m).",
-       [](string_view text, Options& o) { return Assign(ParseDuration(text), o.engine.seal_timeout); }},
-      {"stall-timeout", "TIME", "How long a call waits for a client that neither sends nor reads (default: 60s).",
-       [](string_view text, Options& o) { return Assign(ParseDuration(text), o.rpc.stall_timeout); }},
-      {"drain-timeout", "TIME", "How long open calls may go on after SIGTERM (default: 25s).",
-       [](string_view text, Options& o) { return Assign(ParseDuration(text), o.drain_timeout); }},
-      {"log-level", "LEVEL", "debug, info, warning or error (default: info).",
-       [](string_view text, Options& o) { return Assign(ParseLogLevel(text), o.log.level); }},
-      {"log-format", "text|json", "A line an event on stderr (default: text).",
-       [](string_view text, Options& o) { return Assign(ParseLogFormat(text), o.log.format); }},
-  };
-  return flags;
-}
-
 absl::Status Invalid(string_view message) {
   return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument, message);
 }
 
-absl::StatusOr<const Flag*> FindFlag(string_view name) {
-  const auto flag = std::find_if(Flags().begin(), Flags().end(), [&](const Flag& f) { return f.name == name; });
-  if (flag == Flags().end()) return Invalid(absl::StrCat("unknown flag --", name, "; --help lists all"));
-  return &*flag;
+// "0-15", or "3" alone: first and last, inclusive. False for anything else.
+bool ParseLayers(string_view text, std::optional<std::pair<int, int>>& layers) {
+  const std::vector<string_view> ends = absl::StrSplit(text, '-');
+  int first = 0;
+  int last = 0;
+  if (ends.size() > 2 || !absl::SimpleAtoi(ends.front(), &first) || !absl::SimpleAtoi(ends.back(), &last) ||
+      first < 0 || last < first) {
+    return false;
+  }
+  layers = {first, last};
+  return true;
+}
+
+// "500ms", "30s", "5m". False for anything else, and what is not above zero.
+bool ParseTime(string_view text, absl::Duration& time) {
+  return absl::ParseDuration(text, &time) && time > absl::ZeroDuration() && time != absl::InfiniteDuration();
+}
+
+// The flags of a command line, which fill `options` while CLI11 parses it. CLI11 throws what it finds wrong.
+class Flags {
+ public:
+  explicit Flags(ServerOptions& options)
+      : app_("Owns the MLP weights of a transformer and computes with them.", "shardmlp-server") {
+    app_.set_help_flag("--help", "Print this.");
+    app_.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    app_.footer("BYTES are 1048576, 512KiB, 256MiB or 4GiB; TIME is 500ms, 30s or 5m.");
+    AddModel(options);
+    AddService(options);
+    AddResources(options);
+    AddTimes(options);
+    AddLog(options.log);
+  }
+
+  CLI::App& app() { return app_; }
+
+ private:
+  // Flags by what their values are. `value` stands for one in Usage.
+  template <typename Field>
+  CLI::Option* Add(const char* name, const char* value, Field& field, const char* help) {
+    return app_.add_option(name, field, help)->type_name(value);
+  }
+  // `parse` fills the field, or says false where the text is not as `expected`.
+  template <typename Field>
+  void AddParsed(const char* name, const char* value, Field& field, bool (*parse)(string_view, Field&),
+                 const char* expected, const char* help) {
+    const auto set = [=, &field](const std::string& text) {
+      if (!parse(text, field)) {
+        throw CLI::ValidationError(name, absl::StrCat("got \"", text, "\", expected ", expected));
+      }
+    };
+    app_.add_option_function<std::string>(name, set, help)->type_name(value);
+  }
+  template <typename Field>
+  void AddChoice(const char* name, Field& field, const std::map<std::string, Field>& choices, const char* help) {
+    const auto set = [=, &field](const std::string& text) { field = choices.at(text); };
+    const auto name_of = [](std::string* out, const auto& choice) { out->append(choice.first); };
+    app_.add_option_function<std::string>(name, set, help)
+        ->type_name(absl::StrJoin(choices, "|", name_of))
+        ->check(CLI::IsMember(choices).description(""));
+  }
+  void AddSwitch(const char* name, bool& field, const char* help) {
+    app_.add_flag(name, field, help)->check(CLI::IsMember({"true", "false"}).description(""));
+  }
+  void AddBytes(const char* name, int64_t& field, const char* help) {
+    Add(name, "BYTES", field, help)
+        ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true).description(""))
+        ->check(CLI::Range(std::numeric_limits<int64_t>::max()).description(""));  // from 0
+  }
+  template <typename Field>
+  void AddCount(const char* name, Field& field, const char* help) {
+    Add(name, "N", field, help)->check(CLI::Range(1, std::numeric_limits<int>::max()).description(""));
+  }
+  void AddTime(const char* name, absl::Duration& field, const char* help) {
+    AddParsed(name, "TIME", field, ParseTime, "a time above zero, such as 500ms, 30s or 5m", help);
+  }
+
+  void AddModel(ServerOptions& o) {
+    Add("--model", "FOLDER", o.model_path, "Hugging Face folder: config.json and safetensors. Required.");
+    AddParsed("--layers", "0-15", o.model.layers, ParseLayers, "the first and the last layer, such as 0-15",
+              "Layers to serve, first and last (default: all).");
+    AddChoice("--dtype", o.model.dtype, {{"f32", DType::kF32}, {"bf16", DType::kBF16}, {"f64", DType::kF64}},
+              "Element type of weights and arithmetic (default: f32).");
+    AddSwitch("--frozen", o.engine.frozen, "Input gradients alone: no gradient or optimizer memory.");
+    Add("--checkpoint-dir", "FOLDER", o.checkpoint_dir,
+        "Where checkpoints are kept; made where it is missing (default: none).");
+    Add("--restore", "NAME", o.restore, "Checkpoint to start from; \"latest\" takes the latest, if there is one.");
+  }
+
+  void AddService(ServerOptions& o) {
+    Add("--listen", "ADDRESS", o.rpc.listen,
+        "host:port or unix:/path, or several with commas; may be repeated; port 0 takes a free one (default: "
+        "127.0.0.1:50051).")
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    AddSwitch("--insecure-listen-anywhere", o.rpc.insecure_listen_anywhere,
+              "Allow addresses that are not loopback. There is no TLS and no password.");
+    Add("--metrics-address", "ADDRESS", o.metrics_address,
+        "Where Prometheus reads /metrics; empty for nowhere (default: 127.0.0.1:9464).");
+  }
+
+  void AddResources(ServerOptions& o) {
+    AddBytes("--workspace-bytes", o.engine.workspace_bytes,
+             "Memory of a tile, which sets its rows (default: what 1024 rows need).");
+    AddBytes("--memory-bytes", o.backend.memory_bytes,
+             "Memory that the plan may take (default: what the machine, or its cgroup, has).");
+    AddCount("--max-calls", o.engine.max_call_count,
+             "Calls that may be open at once; each has its own staging (default: 8).");
+    AddCount("--max-sessions", o.engine.max_session_count, "Sessions that may be open at once (default: 256).");
+    AddCount("--threads", o.backend.threads, "Threads that compute (default: as many as the process may run on).");
+  }
+
+  void AddTimes(ServerOptions& o) {
+    AddTime("--lease", o.engine.lease, "How long a session lives without a sign of it (default: 30s).");
+    AddTime("--seal-timeout", o.engine.seal_timeout, "How long a seal waits for the other trainers (default: 5m).");
+    AddTime("--stall-timeout", o.rpc.stall_timeout,
+            "How long a call waits for a client that neither sends nor reads (default: 60s).");
+    AddTime("--drain-timeout", o.drain_timeout, "How long open calls may go on after SIGTERM (default: 25s).");
+  }
+
+  void AddLog(LogOptions& log) {
+    AddChoice("--log-level", log.level,
+              {{"debug", LogLevel::kDebug},
+               {"info", LogLevel::kInfo},
+               {"warning", LogLevel::kWarning},
+               {"error", LogLevel::kError}},
+              "What is logged: this and worse (default: info).");
+    AddChoice("--log-format", log.format, {{"text", LogFormat::kText}, {"json", LogFormat::kJson}},
+              "A line an event on stderr (default: text).");
+  }
+
+  CLI::App app_;
+};
+
+// As CLI11's parse wants them: last first. It would take the next argument for the value of "--name=".
+std::vector<std::string> LastFirst(absl::Span<const char* const> arguments) {
+  std::vector<std::string> reversed;
+  for (auto argument = arguments.rbegin(); argument != arguments.rend(); ++argument) {
+    string_view text = *argument;
+    if (absl::StartsWith(text, "--") && absl::ConsumeSuffix(&text, "=")) reversed.emplace_back();
+    reversed.emplace_back(text);
+  }
+  return reversed;
 }
 
 }  // namespace
 
 absl::StatusOr<ServerOptions> ParseOptions(absl::Span<const char* const> arguments) {
   ServerOptions options;
-  const std::vector<std::string> default_listen = std::exchange(options.rpc.listen, {});
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    string_view argument = arguments[i];
-    if (!absl::ConsumePrefix(&argument, "--")) {
-      return Invalid(absl::StrCat("got \"", argument, "\", expected flags only; --help lists them"));
-    }
-    const std::vector<string_view> parts = absl::StrSplit(argument, absl::MaxSplits('=', 1));
-    SHARDMLP_ASSIGN_OR_RETURN(const Flag* const flag, FindFlag(parts[0]));
-    string_view text = "true";
-    if (parts.size() == 2) {
-      text = parts[1];
-    } else if (!flag->value.empty()) {
-      if (++i == arguments.size()) return Invalid(absl::StrCat("--", flag->name, " has no value"));
-      text = arguments[i];
-    }
-    if (const absl::Status status = flag->set(text, options); !status.ok()) {
-      return Invalid(absl::StrCat("--", flag->name, ": ", status.message()));
-    }
+  Flags flags(options);
+  try {
+    flags.app().parse(LastFirst(arguments));
+  } catch (const CLI::ParseError& error) {
+    return Invalid(absl::StrCat(error.what(), "; --help lists all flags"));
   }
-  if (options.rpc.listen.empty()) options.rpc.listen = default_listen;
   SHARDMLP_RETURN_IF_ERROR(Validate(options));
   return options;
 }
@@ -148,14 +206,8 @@ absl::Status Validate(const ServerOptions& options) {
 }
 
 std::string Usage() {
-  std::string usage =
-      "shardmlp-server: owns the MLP weights of a transformer and computes with them.\n"
-      "BYTES are 1048576, 512KiB, 256MiB or 4GiB; TIME is 500ms, 30s or 5m.\n\n";
-  for (const Flag& flag : Flags()) {
-    const std::string value = flag.value.empty() ? "" : absl::StrCat("=", flag.value);
-    absl::StrAppendFormat(&usage, "  --%-34s %s\n", absl::StrCat(flag.name, value), flag.help);
-  }
-  return usage;
+  ServerOptions options;
+  return Flags(options).app().help();
 }
 
 }  // namespace shardmlp

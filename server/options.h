@@ -28,8 +28,10 @@ struct ServerOptions {
   LogOptions log;
 };
 
-// Reads `--name=value`, `--name value` and, for switches, `--name`. INVALID_ARGUMENT, naming the flag, for one that is
-// unknown or has a bad value, and for options that contradict each other (Validate).
+// Reads `--name=value`, `--name value` and, for switches, `--name`; the last of a flag's repeats counts.
+// INVALID_ARGUMENT, naming the flag, for one that is unknown or has a bad value, and for options that contradict each
+// other (Validate).
+// "--help" is the caller's to look for.
 absl::StatusOr<ServerOptions> ParseOptions(absl::Span<const char* const> arguments);
 
 // INVALID_ARGUMENT, naming the flags and their values.

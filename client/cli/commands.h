@@ -20,7 +20,7 @@ void PrintInfoAsJson(const ServedModel& model, std::ostream& out);
 absl::StatusOr<std::vector<ClientLayer>> SelectLayers(const ServedModel& model, const std::string& layers);
 
 // Computes `rows` tokens of each layer here, in f64, and on the server, in a read session, and writes the largest
-// differences of y and dx over the largest reference. True where all are within the bound of the server's dtype.
+// differences of y and dx over the largest reference. True where all are within kernels/error_bounds.h.
 absl::StatusOr<bool> Verify(Client& client, const std::vector<ClientLayer>& layers, int64_t rows, std::ostream& out);
 
 // `action`: "save" or "restore", of the checkpoint `name`, or "list".

@@ -72,4 +72,15 @@ std::string EncodeElements(const std::vector<double>& values, DType dtype) {
   return {};
 }
 
+double HalfUnit(double value, DType dtype) {
+  int significant_bits = 0;
+  switch (dtype) {
+    case DType::kF64: significant_bits = 53; break;
+    case DType::kF32: significant_bits = 24; break;
+    case DType::kF16: significant_bits = 11; break;
+    case DType::kBF16: significant_bits = 8; break;
+  }
+  return std::ldexp(1, std::ilogb(value) - significant_bits);
+}
+
 }  // namespace shardmlp

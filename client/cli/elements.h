@@ -12,5 +12,7 @@ namespace shardmlp {
 std::vector<double> DecodeElements(const std::string& bytes, DType dtype);
 // Every value must be one that `dtype` has.
 std::string EncodeElements(const std::vector<double>& values, DType dtype);
+// Half a unit in the last place of `value`, above zero, in `dtype`: what is nearer to it than that is rounded to it.
+double HalfUnit(double value, DType dtype);
 
 }  // namespace shardmlp

@@ -89,6 +89,10 @@ absl::StatusOr<ReferenceMlp> ReadLayerWeights(Client& client, const ClientLayer&
   mlp.output_size = layer.output_size;
   mlp.gated = layer.gated;
   SHARDMLP_ASSIGN_OR_RETURN(mlp.activation, FindActivation(layer.activation));
+  if (layer.activation == "clamped_swiglu") {
+    mlp.limit = layer.activation_limit;
+    mlp.limit_rounding = HalfUnit(layer.activation_limit, client.model().compute_dtype);
+  }
   for (const ClientTensor& tensor : client.model().tensors) {
     if (tensor.layer == layer.layer) SHARDMLP_RETURN_IF_ERROR(ReadPart(client, tensor, layer.module, mlp));
   }

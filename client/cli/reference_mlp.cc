@@ -53,6 +53,15 @@ struct Inner {
   double da_du;
 };
 
+// A clamp has slope 1 up to its limit, and 0 beyond.
+Inner ComputeClamped(const ReferenceMlp& mlp, double g, double u) {
+  const double limit = *mlp.limit;
+  const double last = limit + mlp.limit_rounding;
+  const Activated act = mlp.activation(std::min(g, limit));
+  const double up = std::clamp(u, -limit, limit) + 1;
+  return {act.value * up, g <= last ? act.slope * up : 0, std::abs(u) <= last ? act.value : 0};
+}
+
 Inner ComputeInner(const ReferenceMlp& mlp, const double* x, int64_t i) {
   const int64_t hidden = mlp.hidden_size;
   const double u = mlp.up_bias[i] + Dot(x, &mlp.up[i * hidden], hidden);
@@ -61,6 +70,7 @@ Inner ComputeInner(const ReferenceMlp& mlp, const double* x, int64_t i) {
     return {act.value, 0, act.slope};
   }
   const double g = mlp.gate_bias[i] + Dot(x, &mlp.gate[i * hidden], hidden);
+  if (mlp.limit) return ComputeClamped(mlp, g, u);
   const Activated act = mlp.activation(g);
   return {act.value * u, act.slope * u, act.value};
 }
@@ -68,9 +78,14 @@ Inner ComputeInner(const ReferenceMlp& mlp, const double* x, int64_t i) {
 }  // namespace
 
 absl::StatusOr<Activated (*)(double)> FindActivation(absl::string_view name) {
-  constexpr std::pair<absl::string_view, Activated (*)(double)> kActivations[] = {
-      {"silu", Silu}, {"gelu", Gelu},  {"gelu_tanh", GeluTanh}, {"gelu_fast", GeluFast}, {"quick_gelu", QuickGelu},
-      {"relu", Relu}, {"relu2", Relu2}};
+  constexpr std::pair<absl::string_view, Activated (*)(double)> kActivations[] = {{"silu", Silu},
+                                                                                  {"gelu", Gelu},
+                                                                                  {"gelu_tanh", GeluTanh},
+                                                                                  {"gelu_fast", GeluFast},
+                                                                                  {"quick_gelu", QuickGelu},
+                                                                                  {"relu", Relu},
+                                                                                  {"relu2", Relu2},
+                                                                                  {"clamped_swiglu", QuickGelu}};
   for (const auto& [known, activation] : kActivations) {
     if (known == name) return activation;
   }

@@ -1,10 +1,11 @@
 // An MLP in plain f64 loops: what `shardmlpctl verify` holds a server against. It shares no code with the server.
 //
 // T tokens, H hidden, I intermediate, O out. Gated: A = act(X Wg^T + bg) * (X Wu^T + bu); else A = act(X Wu^T + bu).
-// Y = A Wd^T + bd.
+// Y = A Wd^T + bd. With a limit L, gpt-oss's form: A = act(min(G, L)) * (clamp(U, -L, L) + 1).
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,9 @@ struct ReferenceMlp {
     double slope;
   };
   Activated (*activation)(double x) = nullptr;
+  std::optional<double> limit = {};  // gated alone
+  // G and U that are beyond the limit by no more than this are at it, since a server rounds them to it.
+  double limit_rounding = 0;
   Values gate = {};       // [I, H]; empty where ungated
   Values up = {};         // [I, H]
   Values down = {};       // [O, I]
@@ -34,7 +38,7 @@ struct ReferenceMlp {
   Values down_bias = {};  // [O]
 };
 
-// UNIMPLEMENTED for a name that isn't one of a function of one variable.
+// "clamped_swiglu" is quick_gelu, with a limit. UNIMPLEMENTED for a name that it does not know.
 absl::StatusOr<ReferenceMlp::Activated (*)(double)> FindActivation(absl::string_view name);
 
 // y [T, O], from x [T, H].

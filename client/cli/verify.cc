@@ -13,22 +13,11 @@
 #include "client/cli/elements.h"
 #include "client/cli/layer_weights.h"
 #include "client/cli/reference_mlp.h"
+#include "kernels/error_bounds.h"
 #include "kernels/status.h"
 
 namespace shardmlp {
 namespace {
-
-// Largest difference over largest reference that the arithmetic of `dtype` explains. In bf16 each of G, U, A and the
-// result is rounded to 8 bits.
-double BoundOf(DType dtype) {
-  switch (dtype) {
-    case DType::kF64: return 1e-12;
-    case DType::kF32: return 1e-5;
-    case DType::kBF16:
-    case DType::kF16: return 2e-2;
-  }
-  return 0;
-}
 
 // Multiples of 1/64 in [-2, 2]: every dtype has them, so nothing is rounded on the way.
 Values RandomValues(int64_t count, std::mt19937& random) {
@@ -107,15 +96,16 @@ absl::StatusOr<bool> Verify(Client& client, const std::vector<ClientLayer>& laye
   SHARDMLP_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                             client.OpenSession({.run_id = "verify", .role = ClientRole::kRead}));
   const DType dtype = client.model().compute_dtype;
-  const double bound = BoundOf(dtype);
+  const ErrorBounds bounds = ErrorBoundsOf(dtype);
   out << absl::StreamFormat(
-      "%d rows a layer in %s against f64; largest difference over largest reference, at most %g\n", rows, Name(dtype),
-      bound);
+      "%d rows a layer in %s against f64; largest difference over largest reference, at most %.3g of y and %.3g of "
+      "dx\n",
+      rows, Name(dtype), bounds.y, bounds.dx);
   out << absl::StreamFormat("%6s  %10s  %10s\n", "layer", "y", "dx");
   bool all_within = true;
   for (const ClientLayer& layer : layers) {
     SHARDMLP_ASSIGN_OR_RETURN(const LayerErrors errors, CompareLayer(client, *session, layer, rows));
-    const bool within = errors.forward <= bound && errors.backward <= bound;
+    const bool within = errors.forward <= bounds.y && errors.backward <= bounds.dx;
     all_within = all_within && within;
     out << absl::StreamFormat("%6d  %10.3g  %10.3g  %s\n", layer.layer, errors.forward, errors.backward,
                               within ? "ok" : "ABOVE");

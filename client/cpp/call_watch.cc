@@ -1,6 +1,10 @@
 #include "client/cpp/call_watch.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/cpp/retry.h"
 #include "kernels/status.h"
 #include "proto/status_bridge.h"
 
@@ -23,27 +27,32 @@ bool CallWatch::AwaitFinished(absl::Duration timeout) {
   return mutex_.AwaitWithTimeout(absl::Condition(&finished_), timeout);
 }
 
-bool CallWatch::AwaitFinishedOrStall(absl::Duration stall_timeout) {
+absl::Status CallWatch::AwaitFinishedOrCause(absl::Duration stall_timeout, const std::function<bool()>& interrupted) {
   int64_t seen = progress_.load(std::memory_order_relaxed);
-  int quiet = 0;
-  while (!AwaitFinished(stall_timeout / kLooks)) {
+  absl::Time moved = absl::Now();
+  while (!AwaitFinished(std::min(stall_timeout / kLooks, kInterruptInterval))) {
+    if (interrupted && interrupted()) return Interrupted();
     const int64_t now = progress_.load(std::memory_order_relaxed);
-    quiet = now == seen ? quiet + 1 : 0;
-    seen = now;
-    if (quiet == kLooks) return false;
+    if (now != seen) {
+      seen = now;
+      moved = absl::Now();
+    } else if (absl::Now() - moved >= stall_timeout) {
+      return Error(absl::StatusCode::kDeadlineExceeded, Reason::kStalled,
+                   absl::StrCat("no message went or came for ", absl::FormatDuration(stall_timeout)));
+    }
   }
-  return true;
+  return absl::OkStatus();
 }
 
-absl::Status CallWatch::Await(grpc::ClientContext& context, Connection& connection, absl::Duration stall_timeout) {
-  if (!AwaitFinishedOrStall(stall_timeout)) {
+absl::Status CallWatch::Await(grpc::ClientContext& context, Connection& connection, absl::Duration stall_timeout,
+                              const std::function<bool()>& interrupted) {
+  if (absl::Status cause = AwaitFinishedOrCause(stall_timeout, interrupted); !cause.ok()) {
     context.TryCancel();
     if (!AwaitFinished(kCancelGrace)) {
       connection.Break();
       AwaitFinished(absl::InfiniteDuration());
     }
-    return Error(absl::StatusCode::kDeadlineExceeded, Reason::kStalled,
-                 absl::StrCat("no message went or came for ", absl::FormatDuration(stall_timeout)));
+    return cause;
   }
   absl::MutexLock lock(&mutex_);
   return FromGrpcStatus(status_);

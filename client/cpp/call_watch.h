@@ -1,4 +1,4 @@
-// Waits for a call that runs on gRPC's threads, and ends it where it stalls.
+// Waits for a call that runs on gRPC's threads, and ends it where it stalls or is interrupted.
 #pragma once
 
 #include <grpcpp/client_context.h>
@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -27,14 +28,15 @@ class CallWatch {
   void Finish(const grpc::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Blocks until Finish, and returns its status. A call without Progress for `stall_timeout` is cancelled, and answered
-  // with DEADLINE_EXCEEDED (STALLED).
-  absl::Status Await(grpc::ClientContext& context, Connection& connection, absl::Duration stall_timeout)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  // with DEADLINE_EXCEEDED (STALLED); one that `interrupted` (ClientOptions) ends with CANCELLED (CANCELLED).
+  absl::Status Await(grpc::ClientContext& context, Connection& connection, absl::Duration stall_timeout,
+                     const std::function<bool()>& interrupted) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   bool AwaitFinished(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
-  // False where it stalled.
-  bool AwaitFinishedOrStall(absl::Duration stall_timeout) ABSL_LOCKS_EXCLUDED(mutex_);
+  // OK once it has finished; else why it should not go on.
+  absl::Status AwaitFinishedOrCause(absl::Duration stall_timeout, const std::function<bool()>& interrupted)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   std::atomic<int64_t> progress_ = 0;
   absl::Mutex mutex_;

@@ -19,7 +19,7 @@ absl::StatusOr<ServedModel> ReadModel(Connections& connections, const RetryOptio
   v1::GetModelRequest request;
   request.set_checksums(checksums);
   SHARDMLP_ASSIGN_OR_RETURN(const v1::GetModelResponse response,
-                            CallWithRetries(connections, retry, "GetModel", &v1::Model::Stub::GetModel, request,
+                            CallWithRetries(connections, retry, "GetModel", &v1::Model::Stub::async::GetModel, request,
                                             checksums ? options.checkpoint_timeout : options.connect_timeout));
   return FromProto(response);
 }
@@ -61,8 +61,8 @@ absl::StatusOr<std::unique_ptr<Session>> Client::OpenSession(const SessionOption
   request.set_opening_id(absl::Uniform<int64_t>(random, 1, std::numeric_limits<int64_t>::max()));
   SHARDMLP_ASSIGN_OR_RETURN(
       const v1::OpenSessionResponse response,
-      CallWithRetries(*connections_, connections_->options().retry, "OpenSession", &v1::Training::Stub::OpenSession,
-                      request, connections_->options().connect_timeout));
+      CallWithRetries(*connections_, connections_->options().retry, "OpenSession",
+                      &v1::Training::Stub::async::OpenSession, request, connections_->options().connect_timeout));
   const absl::Duration lease = ToDuration(response.lease());
   if (lease <= absl::ZeroDuration()) {
     return Error(absl::StatusCode::kInternal, Reason::kInvalidArgument,
@@ -81,7 +81,7 @@ absl::Status Client::ReadTensor(const std::string& name, absl::Span<char> to) {
     return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidShape,
                  absl::StrCat("reading ", name, " of ", tensor->byte_count(), " bytes into ", to.size()));
   }
-  return WithRetries(Retries(connections_->options().retry, connections_->target(), "ReadTensor"),
+  return WithRetries(Retries(connections_->options().retry, *connections_, "ReadTensor"),
                      [&] { return ReadTensorOnce(*connections_, name, to); });
 }
 
@@ -90,8 +90,8 @@ absl::StatusOr<ClientCheckpoint> Client::SaveCheckpoint(const std::string& name)
   request.set_name(name);
   SHARDMLP_ASSIGN_OR_RETURN(
       const v1::SaveCheckpointResponse response,
-      CallWithRetries(*connections_, connections_->options().retry, "SaveCheckpoint", &v1::Model::Stub::SaveCheckpoint,
-                      request, connections_->options().checkpoint_timeout));
+      CallWithRetries(*connections_, connections_->options().retry, "SaveCheckpoint",
+                      &v1::Model::Stub::async::SaveCheckpoint, request, connections_->options().checkpoint_timeout));
   return FromProto(response.checkpoint());
 }
 
@@ -101,14 +101,14 @@ absl::StatusOr<ClientPosition> Client::RestoreCheckpoint(const std::string& name
   SHARDMLP_ASSIGN_OR_RETURN(
       const v1::RestoreCheckpointResponse response,
       CallWithRetries(*connections_, connections_->options().retry, "RestoreCheckpoint",
-                      &v1::Model::Stub::RestoreCheckpoint, request, connections_->options().checkpoint_timeout));
+                      &v1::Model::Stub::async::RestoreCheckpoint, request, connections_->options().checkpoint_timeout));
   return FromProto(response.position());
 }
 
 absl::StatusOr<std::vector<ClientCheckpoint>> Client::ListCheckpoints() {
   SHARDMLP_ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse response,
                             CallWithRetries(*connections_, connections_->options().retry, "ListCheckpoints",
-                                            &v1::Model::Stub::ListCheckpoints, v1::ListCheckpointsRequest(),
+                                            &v1::Model::Stub::async::ListCheckpoints, v1::ListCheckpointsRequest(),
                                             connections_->options().stall_timeout));
   std::vector<ClientCheckpoint> checkpoints;
   for (const v1::CheckpointInfo& checkpoint : response.checkpoints()) {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -45,6 +46,16 @@ class Connection {
   template <typename Stub>
   Stub& stub() {
     return *std::get<std::unique_ptr<Stub>>(stubs_);
+  }
+
+  // Async: v1::Training::Stub::async or v1::Model::Stub::async.
+  template <typename Async>
+  Async& async() {
+    if constexpr (std::is_same_v<Async, class v1::Training::Stub::async>) {
+      return *stub<v1::Training::Stub>().async();
+    } else {
+      return *stub<v1::Model::Stub>().async();
+    }
   }
 
   // Cuts it off, so that a write which a stopped server doesn't take fails and lets go of its memory. gRPC itself has

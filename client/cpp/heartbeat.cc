@@ -43,7 +43,8 @@ absl::Status Heartbeat::Renew() {
   v1::RenewSessionRequest request;
   request.set_session_id(session_id_);
   const auto response =
-      CallOnce(connections_, context, "RenewSession", &v1::Training::Stub::RenewSession, request, interval_);
+      CallOnce(connections_, context, "RenewSession", &v1::Training::Stub::async::RenewSession, request, interval_,
+               /*interrupted=*/nullptr);
   absl::MutexLock lock(&mutex_);
   renewal_ = nullptr;
   return response.status();

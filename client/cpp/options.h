@@ -1,6 +1,8 @@
 // How a client connects, waits and retries.
 #pragma once
 
+#include <functional>
+
 #include "absl/time/time.h"
 
 namespace shardmlp {
@@ -20,6 +22,11 @@ struct ClientOptions {
   absl::Duration seal_timeout = absl::Minutes(10);  // SealStep, CommitStep and DiscardStep; above the server's own
   absl::Duration checkpoint_timeout = absl::Minutes(30);
   RetryOptions retry = {};
+  // Asked every kInterruptInterval by each thread that waits in a call, with no lock held. True ends the call, which
+  // then fails with CANCELLED (CANCELLED) where it had not ended by itself. Empty: nothing interrupts.
+  std::function<bool()> interrupted = {};
 };
+
+inline constexpr absl::Duration kInterruptInterval = absl::Milliseconds(100);
 
 }  // namespace shardmlp

@@ -37,7 +37,8 @@ ClientLayer FromProto(const v1::LayerInfo& layer) {
           .intermediate_size = layer.intermediate_size(),
           .output_size = layer.output_size(),
           .activation = layer.activation(),
-          .gated = layer.gated()};
+          .gated = layer.gated(),
+          .activation_limit = layer.activation_limit()};
 }
 
 ClientMemoryPlan FromProto(const v1::MemoryPlan& memory) {

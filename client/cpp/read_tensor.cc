@@ -80,7 +80,8 @@ absl::Status ReadTensorOnce(Connections& connections, const std::string& name, a
   CallWatch watch;
   TensorStream stream(to, watch);
   stream.Start(connection->stub<v1::Model::Stub>(), request);
-  absl::Status status = watch.Await(stream.context(), *connection, connections.options().stall_timeout);
+  const ClientOptions& options = connections.options();
+  absl::Status status = watch.Await(stream.context(), *connection, options.stall_timeout, options.interrupted);
   if (!stream.failure().ok()) status = stream.failure();
   if (status.ok()) status = stream.CheckComplete();
   if (IsConnectionLost(status)) connections.Replace(connection);

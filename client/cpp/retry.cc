@@ -7,6 +7,8 @@
 
 namespace shardmlp {
 
+absl::Status Interrupted() { return Error(absl::StatusCode::kCancelled, Reason::kCancelled, "interrupted"); }
+
 bool IsConnectionLost(const absl::Status& failure) {
   // What the server says itself has a reason. CANCELLED without one is a stream that was reset.
   return ReasonOf(failure) == Reason::kUnspecified &&
@@ -36,12 +38,19 @@ absl::Status Retries::AfterFailure(const absl::Status& failure) {
   if (now + backoff > first_failure_ + options_.budget) {
     return Error(
         absl::StatusCode::kUnavailable, Reason::kUnreachable,
-        absl::StrCat(call_, ": gave up on ", target_, " after ", tries_, tries_ == 1 ? " try" : " tries", " in ",
-                     absl::FormatDuration(absl::Trunc(now - first_failure_, absl::Milliseconds(1))),
+        absl::StrCat(call_, ": gave up on ", connections_.target(), " after ", tries_, tries_ == 1 ? " try" : " tries",
+                     " in ", absl::FormatDuration(absl::Trunc(now - first_failure_, absl::Milliseconds(1))),
                      "; the last failure: ", failure.ToString(absl::StatusToStringMode::kWithNoExtraData)),
-        {{"target", target_}, {"tries", absl::StrCat(tries_)}, {"last", std::string(Name(ReasonOf(failure)))}});
+        {{"target", connections_.target()},
+         {"tries", absl::StrCat(tries_)},
+         {"last", std::string(Name(ReasonOf(failure)))}});
   }
-  absl::SleepFor(backoff);
+  const auto& interrupted = connections_.options().interrupted;
+  const absl::Time until = now + backoff;
+  for (absl::Time at = now; at < until; at = absl::Now()) {
+    if (interrupted && interrupted()) return Annotate(Interrupted(), call_);
+    absl::SleepFor(std::min(until - at, kInterruptInterval));
+  }
   return absl::OkStatus();
 }
 

@@ -7,10 +7,14 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "client/cpp/connection.h"
 #include "client/cpp/options.h"
 #include "kernels/status.h"
 
 namespace shardmlp {
+
+// CANCELLED (CANCELLED), of a call that ClientOptions::interrupted ended.
+absl::Status Interrupted();
 
 // Whether the transport failed, rather than the server itself saying no: the connection is of no use any more.
 bool IsConnectionLost(const absl::Status& failure);
@@ -21,17 +25,18 @@ bool IsTransient(const absl::Status& failure);
 // The tries of one call.
 class Retries {
  public:
-  // `target` and `call` name it in errors.
-  Retries(const RetryOptions& options, std::string target, std::string call)
-      : options_(options), target_(std::move(target)), call_(std::move(call)) {}
+  // `call` names it in errors. `connections` must outlive this.
+  Retries(const RetryOptions& options, const Connections& connections, std::string call)
+      : options_(options), connections_(connections), call_(std::move(call)) {}
 
   // OK, after a back-off, where the call should be sent again. Else what to report: `failure` itself where another try
-  // would not help, or UNAVAILABLE (UNREACHABLE) where the budget is spent.
+  // would not help, UNAVAILABLE (UNREACHABLE) where the budget is spent, or CANCELLED where the back-off was
+  // interrupted.
   absl::Status AfterFailure(const absl::Status& failure);
 
  private:
   const RetryOptions options_;
-  const std::string target_;
+  const Connections& connections_;
   const std::string call_;
   int tries_ = 0;
   absl::Time first_failure_;

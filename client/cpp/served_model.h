@@ -24,6 +24,7 @@ struct ClientLayer {
   int64_t output_size = 0;
   std::string activation;  // canonical name, as kernels/activation.h
   bool gated = false;
+  double activation_limit = 0;  // of "clamped_swiglu" alone
 };
 
 struct ClientTensor {

@@ -39,9 +39,9 @@ void SetEnds(const Request& request, ShardCall& call) {
 // Sends `call` until it is answered or Retries says to stop. End: v1::ForwardEnd or v1::BackwardEnd.
 template <typename End>
 absl::StatusOr<End> RunWithRetries(Connections& connections, const std::string& name, const ShardCall& call) {
-  return WithRetries(Retries(connections.options().retry, connections.target(), name), [&]() -> absl::StatusOr<End> {
+  return WithRetries(Retries(connections.options().retry, connections, name), [&]() -> absl::StatusOr<End> {
     SHARDMLP_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, connections.Next());
-    const absl::StatusOr<std::string> body = RunShardCall(*connection, call, connections.options().stall_timeout);
+    const absl::StatusOr<std::string> body = RunShardCall(*connection, call, connections.options());
     if (IsConnectionLost(body.status())) connections.Replace(connection);
     if (!body.ok()) return Annotate(body.status(), name);
     End end;
@@ -167,8 +167,8 @@ absl::StatusOr<SealedStep> Session::SealStep() {
   }
   SHARDMLP_ASSIGN_OR_RETURN(
       const v1::SealStepResponse response,
-      CallWithRetries(connections_, connections_.options().retry, "SealStep", &v1::Training::Stub::SealStep, request,
-                      connections_.options().seal_timeout));
+      CallWithRetries(connections_, connections_.options().retry, "SealStep", &v1::Training::Stub::async::SealStep,
+                      request, connections_.options().seal_timeout));
   const auto& sums = response.tensor_sums_of_squares();
   return SealedStep{.tensor_sums_of_squares = {sums.begin(), sums.end()},
                     .finite = response.finite(),
@@ -183,7 +183,7 @@ absl::StatusOr<ClientPosition> Session::CommitStep(const CommitOptions& options)
   request.set_attempt(open.attempt);
   SHARDMLP_ASSIGN_OR_RETURN(
       const v1::CommitStepResponse response,
-      CallWithRetries(connections_, connections_.options().retry, "CommitStep", &v1::Training::Stub::CommitStep,
+      CallWithRetries(connections_, connections_.options().retry, "CommitStep", &v1::Training::Stub::async::CommitStep,
                       request, connections_.options().seal_timeout));
   return MoveTo(FromProto(response.position()));
 }
@@ -196,8 +196,8 @@ absl::StatusOr<ClientPosition> Session::DiscardStep(const std::string& reason) {
   request.set_attempt(open.attempt);
   request.set_reason(reason.substr(0, 256));
   const absl::StatusOr<v1::DiscardStepResponse> response =
-      CallWithRetries(connections_, connections_.options().retry, "DiscardStep", &v1::Training::Stub::DiscardStep,
-                      request, connections_.options().seal_timeout);
+      CallWithRetries(connections_, connections_.options().retry, "DiscardStep",
+                      &v1::Training::Stub::async::DiscardStep, request, connections_.options().seal_timeout);
   // What was to be dropped is gone already.
   if (absl::IsAborted(response.status())) return Resync();
   SHARDMLP_RETURN_IF_ERROR(response.status());
@@ -209,8 +209,8 @@ absl::StatusOr<ClientPosition> Session::Resync() {
   request.set_session_id(id_);
   SHARDMLP_ASSIGN_OR_RETURN(
       const v1::RenewSessionResponse response,
-      CallWithRetries(connections_, connections_.options().retry, "RenewSession", &v1::Training::Stub::RenewSession,
-                      request, connections_.options().stall_timeout));
+      CallWithRetries(connections_, connections_.options().retry, "RenewSession",
+                      &v1::Training::Stub::async::RenewSession, request, connections_.options().stall_timeout));
   return MoveTo(FromProto(response.position()));
 }
 
@@ -228,7 +228,7 @@ absl::Status Session::Close() {
   retry.budget = std::min(retry.budget, kCloseBudget);
   v1::CloseSessionRequest request;
   request.set_session_id(id_);
-  return CallWithRetries(connections_, retry, "CloseSession", &v1::Training::Stub::CloseSession, request,
+  return CallWithRetries(connections_, retry, "CloseSession", &v1::Training::Stub::async::CloseSession, request,
                          connections_.options().connect_timeout)
       .status();
 }

@@ -170,11 +170,11 @@ class ShardStream : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteB
 };
 
 absl::StatusOr<std::string> RunStream(Connection& connection, const ShardCall& call, PinnedSlices& pins,
-                                      absl::Duration stall_timeout) {
+                                      const ClientOptions& options) {
   CallWatch watch;
   ShardStream stream(call, pins, watch);
   stream.Start(connection.stub<grpc::GenericStub>());
-  const absl::Status status = watch.Await(stream.context(), connection, stall_timeout);
+  const absl::Status status = watch.Await(stream.context(), connection, options.stall_timeout, options.interrupted);
   SHARDMLP_RETURN_IF_ERROR(stream.failure());
   SHARDMLP_RETURN_IF_ERROR(status);
   return stream.TakeEnd();
@@ -182,9 +182,9 @@ absl::StatusOr<std::string> RunStream(Connection& connection, const ShardCall& c
 
 }  // namespace
 
-absl::StatusOr<std::string> RunShardCall(Connection& connection, const ShardCall& call, absl::Duration stall_timeout) {
+absl::StatusOr<std::string> RunShardCall(Connection& connection, const ShardCall& call, const ClientOptions& options) {
   PinnedSlices pins;
-  absl::StatusOr<std::string> end = RunStream(connection, call, pins, stall_timeout);
+  absl::StatusOr<std::string> end = RunStream(connection, call, pins, options);
   if (!pins.AwaitReleased(kCancelGrace)) {
     connection.Break();
     pins.AwaitReleased();

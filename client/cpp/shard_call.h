@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "client/cpp/connection.h"
+#include "client/cpp/options.h"
 #include "kernels/matrix.h"
 
 namespace shardmlp {
@@ -28,7 +28,8 @@ struct ShardCall {
 // lie without gaps are sent from where they lie; others are copied, a shard at a time.
 //
 // UNAVAILABLE where the answer was cut short; INTERNAL where it breaks the protocol; DEADLINE_EXCEEDED (STALLED) where
-// no message went or came for `stall_timeout`; else as the server says.
-absl::StatusOr<std::string> RunShardCall(Connection& connection, const ShardCall& call, absl::Duration stall_timeout);
+// no message went or came for `options.stall_timeout`; CANCELLED (CANCELLED) where it was interrupted; else as the
+// server says.
+absl::StatusOr<std::string> RunShardCall(Connection& connection, const ShardCall& call, const ClientOptions& options);
 
 }  // namespace shardmlp

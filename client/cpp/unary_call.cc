@@ -5,9 +5,8 @@
 
 namespace shardmlp {
 
-absl::Status CallFailure(const grpc::Status& status, Connections& connections,
+absl::Status CallFailure(const absl::Status& failure, Connections& connections,
                          const std::shared_ptr<Connection>& connection, absl::string_view call) {
-  const absl::Status failure = FromGrpcStatus(status);
   if (IsConnectionLost(failure)) connections.Replace(connection);
   if (failure.code() == absl::StatusCode::kDeadlineExceeded && ReasonOf(failure) == Reason::kUnspecified) {
     return Error(failure.code(), Reason::kStalled,

@@ -28,6 +28,8 @@ constexpr RefusedKey kRefusedKeys[] = {
     {"quantization_config", "quantized weights are not served"},
     {"compression_config", "compressed weights are not served"},
     {"mlp_multipliers", "multipliers inside the MLP are not served"},
+    {"swiglu_alpha", "a scale inside the activation is not served"},
+    {"swiglu_limit", "clamped activations are not served"},
     {"activation_sparsity_pattern", "activation sparsity is not served"},
     {"mlp_dropout", "dropout ahead of the down projection is not served"},
     {"activation_dropout", "dropout ahead of the down projection is not served"},

@@ -95,6 +95,9 @@ void Fill(const ModelSpec& model, v1::ModelInfo& to) {
     info.set_output_size(layer.mlp.output_size);
     info.set_activation(std::string(Name(layer.mlp.activation.kind)));
     info.set_gated(layer.mlp.activation.gated);
+    if (layer.mlp.activation.kind == ActivationKind::kClampedSwiglu) {
+      info.set_activation_limit(layer.mlp.activation.limit);
+    }
   }
   for (const TensorSpec& tensor : model.tensors) {
     v1::TensorInfo& info = *to.add_tensors();

@@ -8,18 +8,14 @@
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "client/cpp/client.h"
-#include "kernels/cpu/cpu_backend.h"
-#include "server/engine/engine.h"
-#include "server/rpc/rpc_server.h"
+#include "tests/bench/loopback_server.h"
 #include "tests/bench/random_model.h"
 #include "tests/bench/small_values.h"
 
@@ -32,12 +28,6 @@ namespace {
 constexpr int64_t kHidden = 2048;
 constexpr int64_t kIntermediate = 5632;
 
-RpcServerOptions OnFreePort() {
-  RpcServerOptions options;
-  options.listen = {"127.0.0.1:0"};
-  return options;
-}
-
 double PeakMiB(pid_t process) {
   std::ifstream status(absl::StrCat("/proc/", process, "/status"));
   for (std::string line; std::getline(status, line);) {
@@ -49,17 +39,13 @@ double PeakMiB(pid_t process) {
 
 // The server process: says its address on `out`, and serves until its parent closes `in`.
 [[noreturn]] void Serve(int in, int out) {
-  Metrics metrics;
-  const RandomModel model(1, kHidden, kIntermediate, DType::kF32);
-  const auto engine = Engine::Create({}, MakeCpuBackend().value(), model, MakeLocalGroup(), nullptr, metrics).value();
-  const auto server = RpcServer::Listen(OnFreePort(), metrics).value();
-  server->Serve(*engine);
-  const std::string address = server->addresses()[0] + "\n";
-  if (write(out, address.data(), address.size()) < 0) std::exit(1);
-  char end = 0;
-  while (read(in, &end, 1) > 0) continue;
-  engine->Shutdown();
-  server->Shutdown(absl::UnavailableError("done"), absl::Now() + absl::Seconds(10));
+  {
+    const LoopbackServer server(RandomModel(1, kHidden, kIntermediate, DType::kF32));
+    const std::string address = server.address() + "\n";
+    if (write(out, address.data(), address.size()) < 0) std::exit(1);
+    char end = 0;
+    while (read(in, &end, 1) > 0) continue;
+  }
   std::exit(0);
 }
 

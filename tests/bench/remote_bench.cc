@@ -11,12 +11,10 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
-#include "absl/time/clock.h"
 #include "client/cpp/client.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/mlp.h"
-#include "server/engine/engine.h"
-#include "server/rpc/rpc_server.h"
+#include "tests/bench/loopback_server.h"
 #include "tests/bench/random_model.h"
 #include "tests/bench/small_values.h"
 
@@ -28,12 +26,6 @@ namespace {
 
 constexpr int64_t kHidden = 2048;
 constexpr int64_t kIntermediate = 5632;
-
-RpcServerOptions OnFreePort() {
-  RpcServerOptions options;
-  options.listen = {"127.0.0.1:0"};
-  return options;
-}
 
 // Activations of one training step, on the host. All [tokens, H].
 struct Activations {
@@ -82,19 +74,11 @@ class Local {
 class Remote {
  public:
   explicit Remote(const RandomModel& model)
-      : engine_(Engine::Create({}, MakeCpuBackend().value(), model, MakeLocalGroup(), nullptr, metrics_).value()),
-        server_(RpcServer::Listen(OnFreePort(), metrics_).value()) {
-    server_->Serve(*engine_);
-    client_ = Client::Connect(server_->addresses()[0]).value();
-    session_ = client_->OpenSession({}).value();
-  }
-  ~Remote() {
-    session_.reset();
-    engine_->Shutdown();
-    server_->Shutdown(absl::UnavailableError("done"), absl::Now() + absl::Seconds(10));
-  }
+      : server_(model),
+        client_(Client::Connect(server_.address()).value()),
+        session_(client_->OpenSession({}).value()) {}
 
-  int64_t tile_rows() const { return engine_->limits().tile_row_count; }
+  int64_t tile_rows() const { return server_.tile_rows(); }
   void Run(const Activations& step) {
     const absl::StatusOr<int64_t> version = session_->Forward(0, step.x, step.y);
     Require(version.status());
@@ -104,11 +88,9 @@ class Remote {
   void EndStep() { Require(session_->DiscardStep("benchmark").status()); }
 
  private:
-  Metrics metrics_;
-  std::unique_ptr<Engine> engine_;
-  std::unique_ptr<RpcServer> server_;
-  std::unique_ptr<Client> client_;
-  std::unique_ptr<Session> session_;
+  const LoopbackServer server_;
+  const std::unique_ptr<Client> client_;
+  const std::unique_ptr<Session> session_;
 };
 
 void Measure(DType dtype) {

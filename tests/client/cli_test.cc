@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -61,6 +62,9 @@ TEST(CtlTest, InfoShowsWhatIsServed) {
   EXPECT_THAT(text.output, HasSubstr("run 'mine' rank 1 of 2, sealed"));
   EXPECT_THAT(text.output, HasSubstr("model.layers.2.mlp"));
 
+  // Flags go before or behind the command.
+  EXPECT_EQ(RunCtl(absl::StrCat("info --json --target ", server.target())).output,
+            RunAgainst(server, "--json info").output);
   const Outcome json = RunAgainst(server, "--json info");
   EXPECT_EQ(json.exit_code, 0);
   const auto parsed = nlohmann::json::parse(json.output);
@@ -85,15 +89,32 @@ TEST(CtlTest, CheckpointsAreSavedListedAndRestored) {
 }
 
 TEST(CtlTest, CommandLinesAreChecked) {
-  for (const std::string arguments :
-       {"", "inform", "info now", "checkpoint", "checkpoint save", "checkpoint list all", "--rows=0 verify"}) {
+  const std::pair<std::string, std::string> refusals[] = {
+      {"", "a command is missing: info, verify or checkpoint"},
+      {"inform", "not expected: inform"},
+      {"info now", "not expected: now"},
+      {"info verify", "not expected: verify"},
+      {"checkpoint", "what to do is missing: checkpoint save, restore or list"},
+      {"checkpoint save", "NAME is required"},
+      {"checkpoint list all", "not expected: all"},
+      {"--colour info", "not expected: --colour"},
+      {"--rows=0 verify", "--rows: Value 0 not in range 1 to "},
+      {"verify --rows=few", "--rows: Value few not in range"},
+      {"--connect_timeout=10 info", "--connect_timeout: got \"10\", expected a time such as 10s"},
+      {"--json=yes info", "--json: yes not in {true,false}"},
+      {"info --target", "--target: 1 required ADDRESS missing"},
+  };
+  for (const auto& [arguments, message] : refusals) {
     const Outcome outcome = RunCtl(arguments);
     EXPECT_EQ(outcome.exit_code, 2) << arguments;
-    EXPECT_THAT(outcome.output, HasSubstr("Examples:")) << arguments;
+    EXPECT_THAT(outcome.output, HasSubstr(message)) << arguments;
+    EXPECT_THAT(outcome.output, HasSubstr("--help tells more")) << arguments;
   }
   const Outcome help = RunCtl("--help");
   EXPECT_EQ(help.exit_code, 0);
-  EXPECT_THAT(help.output, HasSubstr("Exit codes:"));
+  for (const char* part : {"--connect_timeout TIME", "--json", "checkpoint", "Examples:", "Exit codes:"}) {
+    EXPECT_THAT(help.output, HasSubstr(part));
+  }
   FakeServer server;
   EXPECT_EQ(RunAgainst(server, "--layers=2-1 verify").exit_code, 2);
   EXPECT_EQ(RunAgainst(server, "--layers=x verify").exit_code, 2);
@@ -155,12 +176,20 @@ TEST(ElementsTest, EveryDTypeIsReadAndWrittenExactly) {
   EXPECT_THAT(DecodeElements(bf16, DType::kBF16), ElementsAre(1, -2));
 }
 
+TEST(ElementsTest, HalfAUnitIsHalfTheWayToTheNextNumber) {
+  EXPECT_EQ(HalfUnit(1, DType::kF32), (std::nextafter(1.0f, 2.0f) - 1.0f) / 2);
+  EXPECT_EQ(HalfUnit(7, DType::kF64), (std::nextafter(7.0, 8.0) - 7.0) / 2);
+  EXPECT_EQ(HalfUnit(7, DType::kBF16), (7.03125 - 7) / 2);  // 0x40e0 and 0x40e1
+  EXPECT_EQ(HalfUnit(0.75, DType::kF16), std::ldexp(1, -12));
+}
+
 class ReferenceTest : public testing::TestWithParam<std::tuple<std::string, bool>> {};
 
 TEST_P(ReferenceTest, BackwardIsTheSlopeOfForward) {
   const auto [activation, gated] = GetParam();
   ReferenceMlp mlp{.hidden_size = 3, .intermediate_size = 5, .output_size = 2, .gated = gated};
   mlp.activation = *FindActivation(activation);
+  if (gated && activation == "clamped_swiglu") mlp.limit = 0.4;
   double next = 0.1;
   const auto fill = [&next](int64_t count) {
     Values values(count);
@@ -198,7 +227,7 @@ TEST_P(ReferenceTest, BackwardIsTheSlopeOfForward) {
 
 INSTANTIATE_TEST_SUITE_P(Activations, ReferenceTest,
                          testing::Combine(testing::Values("silu", "gelu", "gelu_tanh", "gelu_fast", "quick_gelu",
-                                                          "relu", "relu2"),
+                                                          "relu", "relu2", "clamped_swiglu"),
                                           testing::Bool()));
 
 // Values of torch.nn.functional in f64, at 1.5 and -0.75.
@@ -214,6 +243,26 @@ TEST(ActivationNamesTest, ActivationsAreThoseOfTheirNames) {
   EXPECT_NEAR(at("quick_gelu", -0.75), -0.1636099425, 1e-10);
   EXPECT_EQ(at("relu", -0.75), 0);
   EXPECT_EQ(at("relu2", 1.5), 2.25);
+  // GptOssExperts of transformers with limit 0.5: g and u below and beyond it.
+  const auto clamped = [](double g, double u) {
+    const ReferenceMlp mlp{.hidden_size = 1,
+                           .intermediate_size = 1,
+                           .output_size = 1,
+                           .gated = true,
+                           .activation = *FindActivation("clamped_swiglu"),
+                           .limit = 0.5,
+                           .gate = {g},
+                           .up = {u},
+                           .down = {1},
+                           .gate_bias = {0},
+                           .up_bias = {0},
+                           .down_bias = {0}};
+    return ReferenceForward(mlp, {1}).front();
+  };
+  EXPECT_NEAR(clamped(0.25, -0.25), 0.1133997374, 1e-10);
+  EXPECT_NEAR(clamped(2, 0.25), 0.4379855458, 1e-10);
+  EXPECT_NEAR(clamped(-2, 3), -0.0965120653, 1e-10);
+  EXPECT_NEAR(clamped(-2, -3), -0.0321706884, 1e-10);
   EXPECT_EQ(FindActivation("xielu").status().code(), absl::StatusCode::kUnimplemented);
 }
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <set>
 #include <string>
@@ -13,11 +14,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "client/cpp/client.h"
 #include "client/cpp/pinned_slices.h"
+#include "client/cpp/read_tensor.h"
 #include "client/cpp/shard_call.h"
 #include "proto/wire.h"
 #include "shardmlp/v1/compute.pb.h"
+#include "tests/client/connected.h"
 #include "tests/client/fake_server.h"
 #include "tests/client/matrix_data.h"
 #include "tests/client/mute_server.h"
@@ -25,24 +27,13 @@
 namespace shardmlp {
 namespace {
 
+using fake::Connected;
 using fake::ExpectBackward;
 using fake::ExpectForward;
 using fake::FakeModel;
 using fake::FakeServer;
 using fake::MatrixData;
 using fake::Moment;
-
-std::unique_ptr<Client> Connect(const std::string& target, const ClientOptions& options) {
-  auto client = Client::Connect(target, options);
-  EXPECT_TRUE(client.ok()) << client.status();
-  return *std::move(client);
-}
-
-std::unique_ptr<Session> Open(Client& client) {
-  auto session = client.OpenSession({});
-  EXPECT_TRUE(session.ok()) << session.status();
-  return *std::move(session);
-}
 
 std::set<std::string> Peers(const FakeServer& server) {
   std::set<std::string> peers;
@@ -52,17 +43,15 @@ std::set<std::string> Peers(const FakeServer& server) {
 
 TEST(ConnectionTest, CallsTakeDistinctConnectionsInTurn) {
   FakeServer server;
-  const auto client = Connect(server.target(), {.connections = 3});
-  const auto session = Open(*client);
+  const Connected trainer(server.target(), {.connections = 3});
   MatrixData x(2, 6, DType::kF32);
   MatrixData y(2, 4, DType::kF32);
-  for (int i = 0; i < 6; ++i) ASSERT_TRUE(session->Forward(0, x.view(), y.view()).ok());
+  for (int i = 0; i < 6; ++i) ASSERT_TRUE(trainer.session->Forward(0, x.view(), y.view()).ok());
   EXPECT_EQ(Peers(server).size(), 3);
 
   // Another client of this process has its own.
-  const auto other = Connect(server.target(), {.connections = 2});
-  const auto other_session = Open(*other);
-  for (int i = 0; i < 4; ++i) ASSERT_TRUE(other_session->Forward(0, x.view(), y.view()).ok());
+  const Connected other(server.target(), {.connections = 2});
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(other.session->Forward(0, x.view(), y.view()).ok());
   EXPECT_EQ(Peers(server).size(), 5);
 }
 
@@ -72,13 +61,12 @@ TEST(ConnectionTest, UnixSocketsWorkLikeAnyOther) {
   options.address = absl::StrCat("unix:", path);
   FakeServer server(options);
   for (const std::string& target : {absl::StrCat("unix:", path), absl::StrCat("unix://", path)}) {
-    const auto client = Connect(target, {.connections = 2});
-    const auto session = Open(*client);
+    const Connected trainer(target, {.connections = 2});
     MatrixData x(2000, 1024, DType::kF32);
     MatrixData y(2000, 1024, DType::kF32);
     x.Fill(5);
     for (int i = 0; i < 3; ++i) {
-      const auto version = session->Forward(2, x.view(), y.view());
+      const auto version = trainer.session->Forward(2, x.view(), y.view());
       ASSERT_TRUE(version.ok()) << version.status();
     }
     ExpectForward(x, y);
@@ -88,18 +76,16 @@ TEST(ConnectionTest, UnixSocketsWorkLikeAnyOther) {
 TEST(ConnectionTest, AnswersAreReadWhileRowsAreSent) {
   // More than all windows and socket buffers hold, and the server answers each shard before it reads the next.
   FakeServer server({.model = FakeModel(), .result_rows = 256});
-  const auto client = Connect(server.target(), {});
-  const auto session = Open(*client);
+  const Connected trainer(server.target());
   MatrixData x(16384, 1024, DType::kF32);
   MatrixData y(16384, 1024, DType::kF32);
-  ASSERT_TRUE(session->Forward(2, x.Fill(7).view(), y.view()).ok());
+  ASSERT_TRUE(trainer.session->Forward(2, x.Fill(7).view(), y.view()).ok());
   ExpectForward(x, y);
 }
 
 TEST(ConnectionTest, ThreadsShareAClientAndASession) {
   FakeServer server({.model = FakeModel(), .result_rows = 100});
-  const auto client = Connect(server.target(), {.connections = 2});
-  const auto session = Open(*client);
+  const Connected trainer(server.target(), {.connections = 2});
   std::vector<std::thread> threads;
   for (uint32_t thread = 0; thread < 6; ++thread) {
     threads.emplace_back([&, thread] {
@@ -109,10 +95,10 @@ TEST(ConnectionTest, ThreadsShareAClientAndASession) {
       MatrixData dx(rows, 6, DType::kBF16);
       x.Fill(thread);
       for (int i = 0; i < 20; ++i) {
-        const auto version = session->Forward(0, x.view(), y.view());
+        const auto version = trainer.session->Forward(0, x.view(), y.view());
         ASSERT_TRUE(version.ok()) << version.status();
         ExpectForward(x, y);
-        ASSERT_TRUE(session->Backward(0, *version, x.view(), y.view(), dx.view()).ok());
+        ASSERT_TRUE(trainer.session->Backward(0, *version, x.view(), y.view(), dx.view()).ok());
         ExpectBackward(x, y, dx);
       }
     });
@@ -120,7 +106,7 @@ TEST(ConnectionTest, ThreadsShareAClientAndASession) {
   for (std::thread& thread : threads) thread.join();
   // Each of 120 invocations had an id of its own.
   constexpr int64_t kRows = 20 * (200 + 201 + 202 + 203 + 204 + 205);
-  EXPECT_EQ(session->pending_row_count(), kRows);
+  EXPECT_EQ(trainer.session->pending_row_count(), kRows);
   EXPECT_EQ(server.counted_rows(), kRows);
 }
 
@@ -148,8 +134,7 @@ TEST(ConnectionTest, ACallThatStandsStillFailsAndGivesItsMemoryBack) {
   FakeServer server;
   ClientOptions options;
   options.stall_timeout = absl::Milliseconds(200);
-  const auto client = Connect(server.target(), options);
-  const auto session = Open(*client);
+  const Connected trainer(server.target(), options);
   // Shared, since the server's thread may still be in it when the test ends.
   const auto done = std::make_shared<absl::Notification>();
   server.SetHook([done](const Moment& moment) -> std::optional<grpc::Status> {
@@ -158,12 +143,102 @@ TEST(ConnectionTest, ACallThatStandsStillFailsAndGivesItsMemoryBack) {
   });
   auto x = std::make_unique<MatrixData>(16384, 1024, DType::kF32);
   MatrixData y(16384, 1024, DType::kF32);
-  const absl::Status status = session->Forward(2, x->view(), y.view()).status();
+  const absl::Status status = trainer.session->Forward(2, x->view(), y.view()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(ReasonOf(status), Reason::kStalled);
   x.reset();  // what still referred to it would be a use after free
   done->Notify();
   EXPECT_EQ(server.Count("Forward"), 1);  // a stall is not retried
+}
+
+TEST(ConnectionTest, AReadThatStandsStillInMidStreamFails) {
+  FakeServer server;
+  ClientOptions options;
+  options.stall_timeout = absl::Milliseconds(200);
+  const Connected trainer(server.target(), options);
+  const std::string name = "model.layers.2.mlp.down_proj.weight";
+  const auto done = std::make_shared<absl::Notification>();
+  server.SetHook([done](const Moment& moment) -> std::optional<grpc::Status> {
+    if (moment.method == "ReadTensor" && moment.message == 2) done->WaitForNotification();
+    return std::nullopt;
+  });
+  auto bytes = std::make_unique<std::vector<char>>(trainer.client->model().FindTensor(name)->byte_count());
+  const absl::Status status = trainer.client->ReadTensor(name, absl::MakeSpan(*bytes));
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(ReasonOf(status), Reason::kStalled);
+  EXPECT_EQ(status.message(), absl::StrCat("ReadTensor of ", name, ": no message went or came for 200ms"));
+  EXPECT_EQ((*bytes)[199], static_cast<char>(199));  // two chunks of 100 bytes had come
+  bytes.reset();                                     // what still wrote to it would be a use after free
+  done->Notify();
+  EXPECT_EQ(server.Count("ReadTensor"), 1);  // a stall is not retried
+}
+
+// A call that would wait for good, ended from outside.
+class InterruptTest : public testing::Test {
+ protected:
+  InterruptTest() {
+    server_.SetHook([stands = stands_, done = done_](const Moment& moment) -> std::optional<grpc::Status> {
+      for (const char* method : {"GetModel", "OpenSession", "CloseSession"}) {
+        if (moment.method == method) return std::nullopt;
+      }
+      stands->store(true);
+      done->WaitForNotification();
+      return std::nullopt;
+    });
+  }
+  ~InterruptTest() override { done_->Notify(); }
+
+  ClientOptions Options() {
+    ClientOptions options;
+    options.interrupted = [stands = stands_] { return stands->load(); };
+    return options;
+  }
+  static void ExpectInterrupted(const absl::Status& status) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kCancelled) << status;
+    EXPECT_EQ(ReasonOf(status), Reason::kCancelled);
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("interrupted"));
+  }
+
+  // Shared, since the server's threads may still be in them when the test ends.
+  const std::shared_ptr<std::atomic<bool>> stands_ = std::make_shared<std::atomic<bool>>(false);
+  const std::shared_ptr<absl::Notification> done_ = std::make_shared<absl::Notification>();
+  FakeServer server_;
+};
+
+TEST_F(InterruptTest, Forward) {
+  const Connected trainer(server_.target(), Options());
+  auto x = std::make_unique<MatrixData>(16384, 1024, DType::kF32);
+  MatrixData y(16384, 1024, DType::kF32);
+  ExpectInterrupted(trainer.session->Forward(2, x->view(), y.view()).status());
+  x.reset();  // what still referred to it would be a use after free
+  EXPECT_EQ(server_.Count("Forward"), 1);
+}
+
+TEST_F(InterruptTest, CallsOfOneMessage) {
+  const Connected trainer(server_.target(), Options());
+  ExpectInterrupted(trainer.session->SealStep().status());
+  ExpectInterrupted(trainer.client->SaveCheckpoint("name").status());
+  EXPECT_EQ(server_.Count("SealStep"), 1);
+}
+
+TEST_F(InterruptTest, ReadTensor) {
+  const Connected trainer(server_.target(), Options());
+  const std::string name = "model.layers.2.mlp.down_proj.weight";
+  std::vector<char> bytes(trainer.client->model().FindTensor(name)->byte_count());
+  ExpectInterrupted(trainer.client->ReadTensor(name, absl::MakeSpan(bytes)));
+}
+
+TEST_F(InterruptTest, TheBackOffBetweenTries) {
+  ClientOptions options = Options();
+  options.retry = {.budget = absl::Hours(9), .initial_backoff = absl::Hours(1), .max_backoff = absl::Hours(1)};
+  const Connected trainer(server_.target(), options);
+  server_.SetHook([stands = stands_](const Moment& moment) -> std::optional<grpc::Status> {
+    if (moment.method != "SealStep") return std::nullopt;
+    stands->store(true);
+    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "gone");
+  });
+  ExpectInterrupted(trainer.session->SealStep().status());
+  EXPECT_EQ(server_.Count("SealStep"), 1);
 }
 
 // The kernel takes 10 seconds to give up on TCP; a Unix socket is cut by the client.
@@ -193,13 +268,22 @@ TEST_P(MuteServerTest, NothingOfTheCallersMemoryIsSentAfterACallReturned) {
                        .inputs = {ConstMatrixView(x.data(), kRows, 1024, DType::kF32)},
                        .output = MatrixView(y.data(), kRows, 1024, DType::kF32),
                        .rows_per_shard = 256};
-  const auto answer = RunShardCall(**connection, call, absl::Seconds(1));
+  const auto answer = RunShardCall(**connection, call, {.stall_timeout = absl::Seconds(1)});
   EXPECT_FALSE(answer.ok());
   fill(kAfter);
   const std::string sent = server.Drain();
   EXPECT_GT(std::count(sent.begin(), sent.end(), kBefore), 100000);
   // Frame headers may hold the byte by chance.
   EXPECT_LT(std::count(sent.begin(), sent.end(), kAfter), 1000);
+}
+
+TEST_P(MuteServerTest, AReadFails) {
+  fake::MuteServer server(GetParam() ? absl::StrCat(testing::TempDir(), "mute.sock") : std::string());
+  Connections connections(server.target(), {.stall_timeout = absl::Milliseconds(200)});
+  std::vector<char> bytes(1000);
+  const absl::Status status = ReadTensorOnce(connections, "down_proj.weight", absl::MakeSpan(bytes));
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_EQ(ReasonOf(status), Reason::kStalled);
 }
 
 INSTANTIATE_TEST_SUITE_P(Sockets, MuteServerTest, testing::Bool(),

@@ -8,13 +8,14 @@
 #include <tuple>
 #include <vector>
 
-#include "client/cpp/client.h"
+#include "tests/client/connected.h"
 #include "tests/client/fake_server.h"
 #include "tests/client/matrix_data.h"
 
 namespace shardmlp {
 namespace {
 
+using fake::Connected;
 using fake::ExpectBackward;
 using fake::ExpectForward;
 using fake::FakeModel;
@@ -25,19 +26,6 @@ using testing::HasSubstr;
 constexpr int64_t kHidden = 6;  // of layer 0
 constexpr int64_t kOutput = 4;
 
-struct Connected {
-  explicit Connected(FakeServer& server) {
-    auto connected = Client::Connect(server.target());
-    EXPECT_TRUE(connected.ok()) << connected.status();
-    client = *std::move(connected);
-    auto opened = client->OpenSession({});
-    EXPECT_TRUE(opened.ok()) << opened.status();
-    session = *std::move(opened);
-  }
-  std::unique_ptr<Client> client;
-  std::unique_ptr<Session> session;
-};
-
 class LayoutTest : public testing::TestWithParam<std::tuple<int64_t, DType, int64_t, int64_t>> {};
 
 TEST_P(LayoutTest, ForwardAndBackwardMoveEveryRow) {
@@ -45,7 +33,7 @@ TEST_P(LayoutTest, ForwardAndBackwardMoveEveryRow) {
   fake::FakeServerOptions options{.model = FakeModel()};
   options.model.mutable_limits()->set_preferred_shard_bytes(shard_bytes);
   FakeServer server(options);
-  Connected connected(server);
+  Connected connected(server.target());
 
   MatrixData x(rows, kHidden, dtype, gap);
   MatrixData y(rows, kOutput, dtype, gap + 1);
@@ -73,7 +61,7 @@ INSTANTIATE_TEST_SUITE_P(Layouts, LayoutTest,
 
 TEST(ForwardBackwardTest, HeadersSayWhatTheCallIs) {
   FakeServer server;
-  Connected connected(server);
+  Connected connected(server.target());
   MatrixData x(5, kHidden, DType::kBF16);
   MatrixData y(5, kOutput, DType::kBF16);
   MatrixData dx(5, kHidden, DType::kBF16);
@@ -109,7 +97,7 @@ TEST(ForwardBackwardTest, HeadersSayWhatTheCallIs) {
 
 TEST(ForwardBackwardTest, BackwardOfNothingCostsNoCall) {
   FakeServer server;
-  Connected connected(server);
+  Connected connected(server.target());
   MatrixData x(5, kHidden, DType::kF32);
   MatrixData dy(5, kOutput, DType::kF32);
   EXPECT_TRUE(connected.session->Backward(0, 11, x.view(), dy.view(), {}, false).ok());
@@ -122,7 +110,7 @@ TEST(ForwardBackwardTest, ShardsFollowTheServersLimits) {
   options.model.mutable_limits()->set_max_message_bytes(100 << 10);
   options.model.mutable_limits()->set_tile_row_count(48);
   FakeServer server(options);
-  Connected connected(server);
+  Connected connected(server.target());
   MatrixData x(100, 1024, DType::kF32);
   MatrixData y(100, 1024, DType::kF32);
   ASSERT_TRUE(connected.session->Forward(2, x.Fill(3).view(), y.view()).ok());
@@ -137,7 +125,7 @@ TEST(ForwardBackwardTest, ShardsFollowTheServersLimits) {
 
 TEST(ForwardBackwardTest, WrongMatricesAreRefusedBeforeAnythingIsSent) {
   FakeServer server;
-  Connected connected(server);
+  Connected connected(server.target());
   MatrixData x(5, kHidden, DType::kF32);
   MatrixData y(5, kOutput, DType::kF32);
   MatrixData other(6, kHidden, DType::kF32);
@@ -159,7 +147,7 @@ class BadAnswerTest : public testing::Test {
  protected:
   void ExpectInternal(fake::ForwardAnswerHook hook, Reason reason, const std::string& said) {
     FakeServer server;
-    Connected connected(server);
+    Connected connected(server.target());
     server.SetForwardAnswerHook(std::move(hook));
     MatrixData x(8, kHidden, DType::kF32);
     MatrixData y(8, kOutput, DType::kF32);

@@ -12,12 +12,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "client/cpp/client.h"
+#include "tests/client/connected.h"
 #include "tests/client/fake_server.h"
 #include "tests/client/matrix_data.h"
 
 namespace shardmlp {
 namespace {
 
+using fake::Connected;
 using fake::ExpectBackward;
 using fake::ExpectForward;
 using fake::FakeModel;
@@ -32,24 +34,17 @@ constexpr int64_t kHidden = 6;  // of layer 0
 constexpr int64_t kOutput = 4;
 
 // A trainer with two shards a call, whose retries don't dawdle.
-struct Trainer {
-  explicit Trainer(const std::string& target, absl::Duration budget = absl::Seconds(60)) {
-    ClientOptions options;
-    options.retry = {.budget = budget, .initial_backoff = absl::Milliseconds(1), .max_backoff = absl::Milliseconds(4)};
-    auto connected = Client::Connect(target, options);
-    EXPECT_TRUE(connected.ok()) << connected.status();
-    client = *std::move(connected);
-    auto opened = client->OpenSession({});
-    EXPECT_TRUE(opened.ok()) << opened.status();
-    session = *std::move(opened);
+struct Trainer : Connected {
+  explicit Trainer(const std::string& target, absl::Duration budget = absl::Seconds(60))
+      : Connected(target, {.retry = {.budget = budget,
+                                     .initial_backoff = absl::Milliseconds(1),
+                                     .max_backoff = absl::Milliseconds(4)}}) {
     x.Fill(1);
     dy.Fill(2);
   }
   absl::Status Forward() { return session->Forward(0, x.view(), y.view()).status(); }
   absl::Status Backward() { return session->Backward(0, 11, x.view(), dy.view(), dx.view()); }
 
-  std::unique_ptr<Client> client;
-  std::unique_ptr<Session> session;
   MatrixData x{kRows, kHidden, DType::kF32};
   MatrixData y{kRows, kOutput, DType::kF32};
   MatrixData dy{kRows, kOutput, DType::kF32};

@@ -8,6 +8,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "client/cpp/client.h"
+#include "tests/client/connected.h"
 #include "tests/client/fake_server.h"
 #include "tests/client/matrix_data.h"
 
@@ -24,12 +25,9 @@ class SessionTest : public testing::Test {
  protected:
   void Open(absl::Duration lease = absl::Hours(1)) {
     server_ = std::make_unique<FakeServer>(fake::FakeServerOptions{.model = FakeModel(), .lease = lease});
-    auto connected = Client::Connect(server_->target());
-    ASSERT_TRUE(connected.ok()) << connected.status();
-    client_ = *std::move(connected);
-    auto opened = client_->OpenSession({.run_id = "run"});
-    ASSERT_TRUE(opened.ok()) << opened.status();
-    session_ = *std::move(opened);
+    fake::Connected connected(server_->target(), {}, {.run_id = "run"});
+    client_ = std::move(connected.client);
+    session_ = std::move(connected.session);
   }
   absl::Status Backward(int layer, int64_t rows, bool weight_gradient = true) {
     const ClientLayer& info = *client_->model().FindLayer(layer);

@@ -60,6 +60,12 @@ const Family kNemotron = {
     .activation = {ActivationKind::kRelu2, false},
     .parts = {{"up_proj", TensorSlot::kGateUp, 0, kIntermediate}, {"down_proj", TensorSlot::kDown, 0, kHidden}}};
 
+// Limits that some of G and U are beyond.
+const Family kClamped = {.model_type = "clamped",
+                         .activation = {.kind = ActivationKind::kClampedSwiglu, .limit = 0.75},
+                         .parts = kLlama.parts,
+                         .bias = true};
+
 // Two layers of a family, with weights that differ from tensor to tensor.
 class FamilyFolder final : public ModelFolder {
  public:
@@ -151,7 +157,7 @@ TEST_P(VerifyTest, ARightServerIsWithinTheBound) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, VerifyTest,
-                         testing::Combine(testing::Values(kLlama, kPhi3, kGpt2, kNemotron),
+                         testing::Combine(testing::Values(kLlama, kPhi3, kGpt2, kNemotron, kClamped),
                                           testing::Values(DType::kF32, DType::kBF16, DType::kF64), testing::Bool()),
                          [](const auto& info) {
                            return absl::StrCat(std::get<0>(info.param).model_type, "_", Name(std::get<1>(info.param)),

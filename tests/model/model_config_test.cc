@@ -76,6 +76,8 @@ TEST(ModelConfigTest, RefusesWhatChangesTheArithmetic) {
   EXPECT_TRUE(IsUnsupported(ParseWith("quantization_config", {{"quant_method", "awq"}}),
                             {"quantization_config", "awq", "quantized"}));
   EXPECT_TRUE(IsUnsupported(ParseWith("mlp_multipliers", {0.5, 1.0}), {"mlp_multipliers", "[0.5,1.0]"}));
+  EXPECT_TRUE(IsUnsupported(ParseWith("swiglu_alpha", 1.5), {"swiglu_alpha", "1.5"}));
+  EXPECT_TRUE(IsUnsupported(ParseWith("swiglu_limit", 7.0), {"swiglu_limit", "7.0"}));
   EXPECT_TRUE(IsUnsupported(ParseWith("activation_sparsity_pattern", {0.95, 0.0}), {"activation_sparsity_pattern"}));
   EXPECT_TRUE(IsUnsupported(ParseWith("mlp_dropout", 0.1), {"mlp_dropout is 0.1", "ahead of the down projection"}));
   EXPECT_TRUE(IsUnsupported(ParseWith("activation_dropout", 0.1), {"activation_dropout is 0.1"}));

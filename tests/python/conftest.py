@@ -48,6 +48,13 @@ class Server:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
+    def freeze(self) -> None:
+        """It keeps its connections and answers nothing, until thawed."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
     def terminate(self) -> None:
         self._process.terminate()
 

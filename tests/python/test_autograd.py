@@ -32,6 +32,16 @@ class Pair:
         state = self.remote.state_dict()
         return {name: state[f"model.layers.1.mlp.{name}"] for name in WEIGHTS}
 
+    def assert_same(self, x, dy):
+        """Forward and backward of ``x`` as it lies in memory."""
+        mine, theirs = x.detach().requires_grad_(), x.clone().requires_grad_()
+        y, expected = self.mlp(mine), self.twin(theirs)
+        y.backward(dy)
+        expected.backward(dy)
+        assert relative(y, expected) < F32
+        assert relative(mine.grad, theirs.grad) < F32
+        self.assert_same_weight_gradients()
+
     def assert_same_weight_gradients(self, bound=5e-5):
         before = self.weights()
         self.optimizer.step()
@@ -51,14 +61,7 @@ def pair(folder, serve, offload):
 
 @pytest.mark.parametrize("shape", [(48,), (1, 48), (5, 48), (2, 125, 48), (3, 1, 2, 48), (0, 48), (2, 0, 48)])
 def test_any_leading_dimensions(pair, shape):
-    x, dy = torch.randn(shape), torch.randn(shape)
-    mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    y, expected = pair.mlp(mine), pair.twin(theirs)
-    y.backward(dy)
-    expected.backward(dy)
-    assert relative(y, expected) < F32
-    assert relative(mine.grad, theirs.grad) < F32
-    pair.assert_same_weight_gradients()
+    pair.assert_same(torch.randn(shape), torch.randn(shape))
 
 
 LAYOUTS = {
@@ -74,14 +77,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_non_contiguous_input_and_output_gradient(pair, layout):
-    x, dy = LAYOUTS[layout](), LAYOUTS[layout]()
-    mine, theirs = x.detach().requires_grad_(), x.clone().requires_grad_()
-    y, expected = pair.mlp(mine), pair.twin(theirs)
-    y.backward(dy)
-    expected.backward(dy)
-    assert relative(y, expected) < F32
-    assert relative(mine.grad, theirs.grad) < F32
-    pair.assert_same_weight_gradients()
+    pair.assert_same(LAYOUTS[layout](), LAYOUTS[layout]())
 
 
 def test_wrong_width_and_dtype_are_refused_here(pair):

@@ -162,6 +162,15 @@ def test_second_run_is_refused(folder, pair, offload):
     assert failure.value.code == "FAILED_PRECONDITION" and failure.value.reason == "RUN_CONFLICT"
 
 
+def assert_first_step(trainer, folder):
+    """A step from the model as it was loaded is the step that it always is."""
+    trainer.backward(1)
+    trainer.optimizer.step()
+    twin = load_model(folder("llama"))
+    step_of_twin(twin, torch.optim.SGD(twin.parameters(), lr=0.2), [1])
+    assert_weights_of(trainer, twin)
+
+
 def test_server_that_comes_back_at_the_same_step(folder, serve, offload):
     """Killed in mid-step before any commit: it starts again from its model, and the batch is run again."""
     server = serve(folder("llama"))
@@ -172,11 +181,7 @@ def test_server_that_comes_back_at_the_same_step(folder, serve, offload):
     with pytest.raises(shardmlp.StepAborted):
         trainer.backward(2)
     assert not trainer.has_gradients()
-    trainer.backward(1)
-    trainer.optimizer.step()
-    twin = load_model(folder("llama"))
-    step_of_twin(twin, torch.optim.SGD(twin.parameters(), lr=0.2), [1])
-    assert_weights_of(trainer, twin)
+    assert_first_step(trainer, folder)
 
 
 def test_server_that_comes_back_at_another_step_is_refused_until_restored(folder, serve, offload):
@@ -194,11 +199,7 @@ def test_server_that_comes_back_at_another_step_is_refused_until_restored(folder
         assert not isinstance(failure.value, shardmlp.StepAborted)
     trainer.remote.restore("start")
     trainer.model.load_state_dict(load_model(folder("llama")).state_dict())
-    trainer.backward(1)
-    trainer.optimizer.step()
-    twin = load_model(folder("llama"))
-    step_of_twin(twin, torch.optim.SGD(twin.parameters(), lr=0.2), [1])
-    assert_weights_of(trainer, twin)
+    assert_first_step(trainer, folder)
 
 
 def test_zero_grad_after_a_failed_call_discards_what_the_server_may_have_counted(folder, serve, offload):

@@ -7,6 +7,7 @@
 namespace shardmlp {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -76,21 +77,51 @@ TEST(OptionsTest, EveryFlagReachesItsOption) {
 TEST(OptionsTest, ABadValueIsRefusedWithWhatWasExpected) {
   EXPECT_THAT(Refusal({"--model=m", "--layers=5-3"}), HasSubstr("--layers: got \"5-3\", expected the first and"));
   EXPECT_THAT(Refusal({"--model=m", "--layers=0-1-2"}), HasSubstr("--layers"));
-  EXPECT_THAT(Refusal({"--model=m", "--dtype=f16"}), HasSubstr("--dtype: got \"f16\", expected f32, bf16 or f64"));
-  EXPECT_THAT(Refusal({"--model=m", "--workspace-bytes=3GB"}), HasSubstr("--workspace-bytes: got \"3GB\""));
-  EXPECT_THAT(Refusal({"--model=m", "--memory-bytes=99999999999GiB"}), HasSubstr("--memory-bytes"));
-  EXPECT_THAT(Refusal({"--model=m", "--memory-bytes=-1"}), HasSubstr("--memory-bytes"));
-  EXPECT_THAT(Refusal({"--model=m", "--max-calls=0"}), HasSubstr("--max-calls: got \"0\", expected a number of at"));
+  EXPECT_THAT(Refusal({"--model=m", "--layers="}), HasSubstr("--layers: got \"\""));
+  EXPECT_THAT(Refusal({"--model=m", "--dtype=f16"}), HasSubstr("--dtype: f16 not in {bf16,f32,f64}"));
+  EXPECT_THAT(Refusal({"--model=m", "--workspace-bytes=3XB"}),
+              AllOf(HasSubstr("--workspace-bytes: xb unit not recognized. Allowed values: {b,"), HasSubstr("gib")));
+  EXPECT_THAT(Refusal({"--model=m", "--workspace-bytes="}), HasSubstr("--workspace-bytes: Input is empty"));
+  EXPECT_THAT(Refusal({"--model=m", "--workspace-bytes=x"}), HasSubstr("--workspace-bytes"));
+  EXPECT_THAT(Refusal({"--model=m", "--memory-bytes=99999999999GiB"}), HasSubstr("--memory-bytes: 99999999999"));
+  EXPECT_THAT(Refusal({"--model=m", "--memory-bytes=-1"}), HasSubstr("--memory-bytes: Value -1 not in range 0 to "));
+  EXPECT_THAT(Refusal({"--model=m", "--max-calls=0"}), HasSubstr("--max-calls: Value 0 not in range 1 to 2147483647"));
+  EXPECT_THAT(Refusal({"--model=m", "--threads=many"}), HasSubstr("--threads: Value many not in range"));
   EXPECT_THAT(Refusal({"--model=m", "--lease=30"}), HasSubstr("--lease: got \"30\", expected a time above zero"));
-  EXPECT_THAT(Refusal({"--model=m", "--drain-timeout=-1s"}), HasSubstr("--drain-timeout"));
-  EXPECT_THAT(Refusal({"--model=m", "--frozen=yes"}), HasSubstr("--frozen: got \"yes\", expected true or false"));
-  EXPECT_THAT(Refusal({"--model=m", "--log-level=loud"}), HasSubstr("--log-level"));
+  EXPECT_THAT(Refusal({"--model=m", "--drain-timeout=-1s"}), HasSubstr("--drain-timeout: got \"-1s\""));
+  EXPECT_THAT(Refusal({"--model=m", "--frozen=yes"}), HasSubstr("--frozen: yes not in {true,false}"));
+  EXPECT_THAT(Refusal({"--model=m", "--log-level=loud"}), HasSubstr("--log-level: loud not in {debug,error,info,warn"));
+  EXPECT_THAT(Refusal({"--model=m", "--listen="}), HasSubstr("expected host:port"));
 }
 
 TEST(OptionsTest, AFlagThatIsNoneIsNamed) {
-  EXPECT_THAT(Refusal({"--model=m", "--max_calls=3"}), HasSubstr("unknown flag --max_calls"));
-  EXPECT_THAT(Refusal({"--model"}), HasSubstr("--model has no value"));
-  EXPECT_THAT(Refusal({"folder"}), HasSubstr("got \"folder\", expected flags only"));
+  EXPECT_THAT(Refusal({"--model=m", "--max_calls=3"}), HasSubstr("not expected: --max_calls=3; --help lists"));
+  EXPECT_THAT(Refusal({"--model"}), HasSubstr("--model: 1 required FOLDER missing"));
+  EXPECT_THAT(Refusal({"folder"}), HasSubstr("not expected: folder"));
+  EXPECT_THAT(Refusal({"--model=m", "--listen", "127.0.0.1:1", "folder"}), HasSubstr("not expected: folder"));
+}
+
+TEST(OptionsTest, TheLastOfAFlagsRepeatsCounts) {
+  const auto options = Parse({"--model=first", "--model", "second", "--frozen", "--frozen=false", "--lease=3s",
+                              "--lease=20s", "--restore=latest", "--restore="});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->model_path, "second");
+  EXPECT_FALSE(options->engine.frozen);
+  EXPECT_EQ(options->engine.lease, absl::Seconds(20));
+  EXPECT_EQ(options->restore, "");
+}
+
+TEST(OptionsTest, BytesHaveUnits) {
+  const auto bytes = [](const char* flag) {
+    const auto options = Parse({"--model=m", flag});
+    EXPECT_TRUE(options.ok()) << options.status();
+    return options.ok() ? options->engine.workspace_bytes : -1;
+  };
+  EXPECT_EQ(bytes("--workspace-bytes=1048576"), 1 << 20);
+  EXPECT_EQ(bytes("--workspace-bytes=512KiB"), 512 << 10);
+  EXPECT_EQ(bytes("--workspace-bytes=4GiB"), 4LL << 30);
+  EXPECT_EQ(bytes("--workspace-bytes=4GB"), 4'000'000'000);
+  EXPECT_EQ(bytes("--workspace-bytes=12B"), 12);
 }
 
 TEST(OptionsTest, OptionsThatContradictEachOtherAreBothNamed) {
@@ -104,7 +135,7 @@ TEST(OptionsTest, OptionsThatContradictEachOtherAreBothNamed) {
 
 TEST(OptionsTest, UsageNamesEveryFlagOnce) {
   const std::string usage = Usage();
-  for (const char* flag : {"--model=", "--listen=", "--frozen ", "--drain-timeout=", "--log-format="}) {
+  for (const char* flag : {"--model ", "--listen ", "--frozen ", "--drain-timeout TIME", "--log-format json|text"}) {
     const size_t first = usage.find(flag);
     ASSERT_NE(first, std::string::npos) << flag;
     EXPECT_EQ(usage.find(flag, first + 1), std::string::npos) << flag;

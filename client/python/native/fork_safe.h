@@ -15,8 +15,15 @@ class ForkSafeDelete {
  public:
   void operator()(T* object) const {
     if (getpid() != owner_) return;
-    pybind11::gil_scoped_release release;
-    std::default_delete<T>()(object);
+    {
+      pybind11::gil_scoped_release release;
+      std::default_delete<T>()(object);
+    }
+    // Ctrl-C in here cut it short, and nothing can be raised from here.
+    if (PyErr_Occurred() != nullptr) {
+      PyErr_Clear();
+      PyErr_SetInterrupt();
+    }
   }
 
  private:

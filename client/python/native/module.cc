@@ -1,5 +1,6 @@
 // shardmlp._native: the C++ client as it is, for the Python package alone. Matrices come as addresses; whoever passes
-// one keeps its memory alive until the call returns. Everything that waits does so without the GIL.
+// one keeps its memory alive until the call returns. Everything that waits does so without the GIL, and ends
+// where a signal's handler raises.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -141,6 +142,7 @@ ForkSafePtr<Client> Connect(const std::string& target, int connections, double c
   options.stall_timeout = absl::Seconds(stall_timeout_seconds);
   options.seal_timeout = absl::Seconds(seal_timeout_seconds);
   options.retry.budget = absl::Seconds(retry_budget_seconds);
+  options.interrupted = RaisedBySignal;
   return MakeForkSafe(WithoutGil([&] { return Client::Connect(target, options); }));
 }
 

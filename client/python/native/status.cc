@@ -18,4 +18,9 @@ void Raise(const absl::Status& status) {
   throw py::error_already_set();
 }
 
+bool RaisedBySignal() {
+  const py::gil_scoped_acquire acquire;
+  return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
+}
+
 }  // namespace shardmlp::python

@@ -54,6 +54,9 @@ class Step:
                 error.reason,
                 error.metadata,
             ) from error
+        except BaseException:  # Ctrl-C, which ends a call at any point
+            self._torn = True
+            raise
 
     def clip(self, max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
         """See Remote.clip_grad_norm_."""

@@ -1,0 +1,102 @@
+#include "client/cli/command_line.h"
+
+#include <CLI/CLI.hpp>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace shardmlp {
+namespace {
+
+constexpr char kFooter[] = R"(Examples:
+  shardmlpctl --target=gpu-box:50051 info
+  shardmlpctl --target=unix:/run/shardmlp.sock --json info | jq .position.step
+  shardmlpctl verify --layers=0,29 --rows=4
+  shardmlpctl checkpoint save before-warmup
+
+Exit codes: 0 done; 1 verify found an error above its bound; 2 the command line is wrong; 3 the server can't be reached
+or refused.)";
+
+absl::Status Invalid(absl::string_view message) {
+  return absl::InvalidArgumentError(absl::StrCat(message, "; --help tells more"));
+}
+
+void AddFlags(CLI::App& app, CommandLine& line) {
+  app.add_option("--target", line.target, "host:port or unix:/path (default: localhost:50051).")->type_name("ADDRESS");
+  const auto set_timeout = [&line](const std::string& text) {
+    if (!absl::ParseDuration(text, &line.connect_timeout)) {
+      throw CLI::ValidationError("--connect_timeout", absl::StrCat("got \"", text, "\", expected a time such as 10s"));
+    }
+  };
+  app.add_option_function<std::string>("--connect_timeout", set_timeout, "How long to try to reach it (default: 10s).")
+      ->type_name("TIME");
+  app.add_flag("--json", line.json, "info: write JSON.")->check(CLI::IsMember({"true", "false"}).description(""));
+  app.add_option("--layers", line.layers, "verify: these layers (default: all).")->type_name("0-3,7");
+  app.add_option("--rows", line.rows, "verify: rows a layer (default: 16).")
+      ->type_name("N")
+      ->check(CLI::Range(int64_t{1}, std::numeric_limits<int64_t>::max()).description(""));
+}
+
+void AddCheckpoint(CLI::App& app, CommandLine& line) {
+  CLI::App* const checkpoint = app.add_subcommand("checkpoint", "Saves and restores checkpoints.");
+  checkpoint->require_subcommand(0, 1);
+  const auto add = [&](const char* action, const char* help) {
+    CLI::App* const added = checkpoint->add_subcommand(action, help);
+    added->callback([&line, action] { line.checkpoint_action = action; });
+    return added;
+  };
+  const auto add_name = [&line](CLI::App* action) {
+    action->add_option("NAME", line.checkpoint_name, "The checkpoint.")->type_name("")->required();
+  };
+  add_name(add("save", "NAME: saves weights and optimizer state as of the last step."));
+  add_name(add("restore", "NAME: goes back to them; ends the open attempt."));
+  add("list", "Oldest first.");
+}
+
+// Flags and commands, which fill `line` while CLI11 parses them. CLI11 throws what it finds wrong.
+void AddAll(CLI::App& app, CommandLine& line) {
+  app.set_help_flag("-h,--help", "Print this.");
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  app.footer(kFooter);
+  app.fallthrough();
+  app.require_subcommand(0, 1);  // none is said below, after what stands in its place
+  AddFlags(app, line);
+  // A command inherits what is set above.
+  app.add_subcommand("info", "What it serves, its memory, its trainers, its step.");
+  app.add_subcommand("verify", "Compares its results with f64 computed here.");
+  AddCheckpoint(app, line);
+  for (CLI::App* const command : app.get_subcommands({})) command->set_help_flag();
+  app.callback([&app, &line] {
+    for (const CLI::App* const command : app.get_subcommands()) line.command = command->get_name();
+  });
+}
+
+}  // namespace
+
+absl::StatusOr<CommandLine> ParseCommandLine(absl::Span<const char* const> arguments) {
+  CommandLine line;
+  CLI::App app;
+  AddAll(app, line);
+  try {
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // it wants the last first
+  } catch (const CLI::ParseError& error) {
+    return Invalid(error.what());
+  }
+  if (line.command.empty()) return Invalid("a command is missing: info, verify or checkpoint");
+  if (line.command == "checkpoint" && line.checkpoint_action.empty()) {
+    return Invalid("what to do is missing: checkpoint save, restore or list");
+  }
+  return line;
+}
+
+std::string Usage() {
+  CommandLine line;
+  CLI::App app("A look at a shardmlp server.", "shardmlpctl");
+  AddAll(app, line);
+  return app.help("", CLI::AppFormatMode::All);
+}
+
+}  // namespace shardmlp

@@ -1,0 +1,31 @@
+// shardmlpctl's command line.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+
+namespace shardmlp {
+
+struct CommandLine {
+  std::string target = "localhost:50051";  // host:port or unix:/path
+  absl::Duration connect_timeout = absl::Seconds(10);
+  bool json = false;              // info
+  std::string layers;             // verify: as SelectLayers takes them
+  int64_t rows = 16;              // verify: a layer
+  std::string command;            // "info", "verify" or "checkpoint"
+  std::string checkpoint_action;  // checkpoint: "save", "restore" or "list"
+  std::string checkpoint_name;    // save and restore
+};
+
+// Flags may stand before or behind the command. INVALID_ARGUMENT, naming what is unknown, missing or has a bad value.
+// "--help" is the caller's to look for.
+absl::StatusOr<CommandLine> ParseCommandLine(absl::Span<const char* const> arguments);
+
+// What --help prints.
+std::string Usage();
+
+}  // namespace shardmlp
