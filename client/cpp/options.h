@@ -17,7 +17,7 @@ struct ClientOptions {
   int connections = 1;  // calls take them in turn
   absl::Duration connect_timeout = absl::Seconds(10);
   // A call that neither sends nor gets a message for so long fails. Memory of the caller's that is still in a stopped
-  // server's connection is waited for, which takes kKeepaliveTimeout (proto/keepalive.h) more at most.
+  // server's connection is waited for, which takes kKeepaliveTimeout (proto/http2.h) more at most.
   absl::Duration stall_timeout = absl::Seconds(120);
   absl::Duration seal_timeout = absl::Minutes(10);  // SealStep, CommitStep and DiscardStep; above the server's own
   absl::Duration checkpoint_timeout = absl::Minutes(30);

@@ -1,6 +1,6 @@
 #include "server/rpc/transport.h"
 
-#include "proto/keepalive.h"
+#include "proto/http2.h"
 
 namespace shardmlp {
 namespace {
@@ -14,6 +14,8 @@ void SetTransport(const MessageLimits& limits, grpc::ServerBuilder& builder) {
   builder.SetMaxReceiveMessageSize(static_cast<int>(2 * limits.max_message_bytes));
   // Two servers that shared a port would each get some of the connections.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
   // Clients may ping idle connections too; never "too many pings".
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, Milliseconds(kMinPingInterval));

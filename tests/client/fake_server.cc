@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "proto/keepalive.h"
+#include "proto/http2.h"
 #include "proto/status_bridge.h"
 
 namespace shardmlp::fake {

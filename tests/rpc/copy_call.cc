@@ -1,7 +1,6 @@
 #include "tests/rpc/copy_call.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -23,7 +22,6 @@ CopyCall::CopyCall(CopyEngine& engine, const CopySpec& spec, CallSink& sink)
     const auto bytes = static_cast<size_t>(engine.options_.tile_row_count * row_bytes_);
     free_.back()->x.resize(bytes);
     free_.back()->dy.resize(spec.backward ? bytes : 0);
-    free_.back()->result.resize(bytes);
   }
 }
 
@@ -155,11 +153,10 @@ void CopyCall::Fail(const absl::Status& status) {
 }
 
 CallResult CopyCall::Compute(std::unique_ptr<CopySlot> slot) {
-  const std::vector<char>& from = spec_.backward ? slot->dy : slot->x;
-  std::memcpy(slot->result.data(), from.data(), static_cast<size_t>(slot->rows * row_bytes_));
+  const std::vector<char>& staged = spec_.backward ? slot->dy : slot->x;
   CallResult result{.row_offset = slot->row_begin,
                     .row_count = slot->rows,
-                    .data = slot->result.data(),
+                    .data = staged.data(),
                     .byte_count = slot->rows * row_bytes_,
                     .hold = nullptr};
   result.hold = std::shared_ptr<CopySlot>(

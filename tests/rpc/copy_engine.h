@@ -28,9 +28,8 @@ class CopyCall;
 
 // Memory of one tile, for any dtype.
 struct CopySlot {
-  std::vector<char> x;       // [rows, H]
-  std::vector<char> dy;      // [rows, H]
-  std::vector<char> result;  // [rows, H]
+  std::vector<char> x;   // [rows, H]
+  std::vector<char> dy;  // [rows, H]
   int64_t row_begin = 0;
   int64_t rows = 0;
 };
