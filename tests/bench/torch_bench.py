@@ -23,8 +23,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a team that spins would t
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers.utils import logging
 
 import shardmlp
+
+logging.disable_progress_bar()
 
 HIDDEN, INTERMEDIATE = 2048, 5632
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
