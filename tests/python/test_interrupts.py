@@ -73,6 +73,8 @@ def interrupted():
             before = now
 
     thread = threading.Thread(target=interrupt)
+    # Python leaves SIGINT ignored where it was when it started, as in a shell's background job.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     thread.start()
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -80,6 +82,7 @@ def interrupted():
     finally:
         over.set()
         thread.join()
+        signal.signal(signal.SIGINT, handler)
 
 
 CALLS = {
