@@ -39,11 +39,9 @@ build() {
     die "the $preset build failed; the compiler's message is above"
 }
 
-# run_python ARGS...: Python with the package and the server of the release build.
-run_python() {
-  PYTHONPATH=$ROOT/build/release/python${PYTHONPATH:+:$PYTHONPATH} \
-    SHARDMLP_SERVER=$SERVER "$VENV/bin/python" "$@"
-}
+# Python with the package and the server of the release build.
+PYTHON=(env "PYTHONPATH=$ROOT/build/release/python${PYTHONPATH:+:$PYTHONPATH}" "SHARDMLP_SERVER=$SERVER"
+  "$VENV/bin/python")
 
 # run_ctest PRESET NAME [ARGS...]: the preset's tests; results go to $RESULTS/NAME.xml.
 run_ctest() {
@@ -56,7 +54,7 @@ run_ctest() {
 run_pytest() {
   local folder=$1 name=$2
   shift 2
-  (cd "$ROOT" && run_python -m pytest -q --timeout 900 --junitxml "$RESULTS/$name.xml" "$folder" "$@")
+  (cd "$ROOT" && "${PYTHON[@]}" -m pytest -q --timeout 900 --junitxml "$RESULTS/$name.xml" "$folder" "$@")
 }
 
 # test_totals FILE...: adds up results, "N passed, N failed, N skipped".

@@ -18,12 +18,16 @@ import os
 import random
 import re
 import shutil
+import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+PROSE = "/usr/share/games/fortunes"
 PROMPT = "The secret of happiness is"
 MIB = 2**20
 
@@ -39,7 +43,7 @@ class Recipe:
     length: int
     learning_rate: float
     seed: int
-    output: str | None
+    output: str | None = None
 
 
 @dataclass
@@ -54,7 +58,6 @@ class Run:
     peak_bytes: int = 0
     before: str = ""
     after: str = ""
-    layers: str = ""
     server_bytes: dict[str, int] = field(default_factory=dict)
 
 
@@ -138,7 +141,7 @@ def train(recipe: Recipe, server: str | None) -> Run:
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate)
     if remote:
         remote.wrap(optimizer)
-        run.layers = remote.report()
+        print(remote.report().splitlines()[-1], flush=True)
         plan = remote.memory_plan
         run.server_bytes = {name: getattr(plan, name + "_bytes") for name in SERVER_ROWS}
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 5))
@@ -146,6 +149,7 @@ def train(recipe: Recipe, server: str | None) -> Run:
     run.before = sample(model, tokenizer)
     forget_peak()
     begin = time.monotonic()
+    tqdm.set_lock(threading.RLock())  # the default one is a semaphore, left behind by a process that is ended
     bar = tqdm(data, desc="MLPs on the server" if remote else "MLPs local", unit="step")
     for ids in bar:
         loss = model(input_ids=ids, labels=ids).loss
@@ -158,7 +162,7 @@ def train(recipe: Recipe, server: str | None) -> Run:
         schedule.step()
         run.losses.append(loss.item())
         rate = len(run.losses) * ids.numel() / (time.monotonic() - begin)
-        bar.set_postfix_str(f"loss {run.losses[-1]:.4f}, {rate:.0f} tokens/s")
+        bar.set_postfix_str(f"loss {run.losses[-1]:.4f}, {rate:.0f} tokens/s", refresh=False)
         if len(run.losses) < len(data):
             optimizer.zero_grad()
     run.seconds = time.monotonic() - begin
@@ -185,44 +189,66 @@ def peak() -> int:
 
 
 def in_new_process(recipe: Recipe, server: str | None) -> Run:
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(train, recipe, server).result()
+    """train() in a process of its own, which ends with this call: Ctrl-C is for the caller, who ends it."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)) as pool:
+        try:
+            return pool.submit(train, recipe, server).result()
+        except BaseException:
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
+
+
+def difference(remote: Run, local: Run) -> float:
+    """The largest of a step's losses, relative to the local run's."""
+    return max(abs(a - b) / abs(b) for a, b in zip(remote.losses, local.losses, strict=True))
 
 
 TRAINER_ROWS = {
     "parameters": "parameter_bytes",
     "gradients": "gradient_bytes",
     "optimizer state": "optimizer_bytes",
-    "peak of the process": "peak_bytes",
+    "peak in training": "peak_bytes",
 }
 SERVER_ROWS = ("weights", "gradients", "master_weights", "optimizer", "workspace", "staging")
+ENDS = 5  # losses of single batches go up and down
 
 
 def print_report(recipe: Recipe, remote: Run, local: Run) -> None:
+    def row(name: str, of: Callable[[Run], float], digits: int) -> None:
+        print(f"  {name:20}{of(local):>12.{digits}f}{of(remote):>20.{digits}f}")
+
     tokens = recipe.steps * recipe.batch * recipe.length
-    print(f"\n{remote.layers.splitlines()[-1]}")
-    print(f"\n{'trainer, MiB':24}{'MLPs local':>12}{'on the server':>15}")
-    for row, name in TRAINER_ROWS.items():
-        print(f"{row:24}{getattr(local, name) / MIB:12.1f}{getattr(remote, name) / MIB:15.1f}")
-    print(f"{'tokens a second':24}{tokens / local.seconds:12.0f}{tokens / remote.seconds:15.0f}")
-    print(f"{'last loss':24}{local.losses[-1]:12.4f}{remote.losses[-1]:15.4f}")
-    print(f"\n{'server plan, MiB':24}")
+    ends = min(ENDS, recipe.steps)
+    print(f"\n{'':22}{'MLPs local':>12}{'MLPs on the server':>20}")
+    print("trainer's memory, MiB")
+    for name, attribute in TRAINER_ROWS.items():
+        row(name, lambda run: getattr(run, attribute) / MIB, 1)
+    print(f"training on {tokens} tokens")
+    row("tokens a second", lambda run: tokens / run.seconds, 0)
+    row(f"loss, first {ends} steps", lambda run: sum(run.losses[:ends]) / ends, 4)
+    row(f"loss, last {ends} steps", lambda run: sum(run.losses[-ends:]) / ends, 4)
+    print("server's memory plan, MiB")
     for name in SERVER_ROWS:
-        print(f"{name.replace('_', ' '):24}{remote.server_bytes[name] / MIB:12.1f}")
-    difference = max(abs(a - b) / abs(b) for a, b in zip(remote.losses, local.losses))
-    print(f"\nLargest relative difference between the two runs' losses over {recipe.steps} steps: {difference:.2g}")
-    print(f"\nBefore:  {remote.before}\nAfter:   {remote.after}")
+        print(f"  {name.replace('_', ' '):20}{remote.server_bytes[name] / MIB:32.1f}")
+    print(f"  {'total':20}{sum(remote.server_bytes.values()) / MIB:32.1f}")
+    print(f"\nLargest relative difference between the two runs' losses, of {recipe.steps}: {difference(remote, local):.1e}")
+    print(f"\nWhat the model makes of \"{PROMPT}\"\n  before:  {remote.before}\n  after:   {remote.after}")
 
 
 def print_next(recipe: Recipe) -> None:
+    program = os.path.relpath(__file__)
     print(f"""
 Where to go next
-  your own model    shardmlp.offload(model, "host:port") and remote.wrap(optimizer): this program, {__file__}, shows all
-  a trainer in C++  client/cpp/client.h
+  your own model    shardmlp.offload(model, "host:port") and remote.wrap(optimizer), as in {program}
+  a trainer in C++  client/cpp/client.h, client/cpp/examples/train_step.cc
   the protocol      docs/protocol.md
   running a server  docs/operations.md""")
     if recipe.output:
         print(f"  the tuned model   AutoModelForCausalLM.from_pretrained({recipe.output!r})")
+    else:
+        print("  the tuned model   run this again with --output FOLDER to keep it")
 
 
 def parse() -> argparse.Namespace:
@@ -233,7 +259,7 @@ def parse() -> argparse.Namespace:
     command = commands.add_parser("train", help="fine-tune through a server, and without one")
     command.add_argument("--model", required=True, help="Hugging Face folder that the server serves too")
     command.add_argument("--server", required=True, help="host:port or unix:/path")
-    command.add_argument("--text", default="/usr/share/games/fortunes", help="folder of files of prose, split by %%")
+    command.add_argument("--text", default=PROSE, help="folder of files of prose, split by %%")
     command.add_argument("--steps", type=int, default=24)
     command.add_argument("--batch", type=int, default=4)
     command.add_argument("--length", type=int, default=128)
@@ -249,10 +275,15 @@ def main() -> None:
         convert(arguments["folder"])
         return
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin would take the server's cores
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     server = arguments.pop("server")
     recipe = Recipe(**arguments)
-    remote = in_new_process(recipe, server)
-    print_report(recipe, remote, in_new_process(recipe, None))
+    try:
+        remote = in_new_process(recipe, server)
+        local = in_new_process(recipe, None)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    print_report(recipe, remote, local)
     print_next(recipe)
 
 
