@@ -143,7 +143,7 @@ def train(recipe: Recipe, server: str | None) -> Run:
         remote.wrap(optimizer)
         print(remote.report().splitlines()[-1], flush=True)
         plan = remote.memory_plan
-        run.server_bytes = {name: getattr(plan, name + "_bytes") for name in SERVER_ROWS}
+        run.server_bytes = {name: getattr(plan, attribute) for name, attribute in SERVER_ROWS.items()}
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 5))
 
     run.before = sample(model, tokenizer)
@@ -211,7 +211,14 @@ TRAINER_ROWS = {
     "optimizer state": "optimizer_bytes",
     "peak in training": "peak_bytes",
 }
-SERVER_ROWS = ("weights", "gradients", "master_weights", "optimizer", "workspace", "staging")
+SERVER_ROWS = {
+    "weights": "weights_bytes",
+    "gradients": "gradients_bytes",
+    "master weights": "master_weights_bytes",
+    "optimizer state": "optimizer_bytes",
+    "workspace": "workspace_bytes",
+    "staging": "staging_bytes",
+}
 ENDS = 5  # losses of single batches go up and down
 
 
@@ -230,10 +237,10 @@ def print_report(recipe: Recipe, remote: Run, local: Run) -> None:
     row(f"loss, first {ends} steps", lambda run: sum(run.losses[:ends]) / ends, 4)
     row(f"loss, last {ends} steps", lambda run: sum(run.losses[-ends:]) / ends, 4)
     print("server's memory plan, MiB")
-    for name in SERVER_ROWS:
-        print(f"  {name.replace('_', ' '):20}{remote.server_bytes[name] / MIB:32.1f}")
+    for name, planned in remote.server_bytes.items():
+        print(f"  {name:20}{planned / MIB:32.1f}")
     print(f"  {'total':20}{sum(remote.server_bytes.values()) / MIB:32.1f}")
-    print(f"\nLargest relative difference between the two runs' losses, of {recipe.steps}: {difference(remote, local):.1e}")
+    print(f"\nLargest relative difference between the two runs' losses in {recipe.steps} steps: {difference(remote, local):.1e}")
     print(f"\nWhat the model makes of \"{PROMPT}\"\n  before:  {remote.before}\n  after:   {remote.after}")
 
 
