@@ -28,13 +28,15 @@ absl::StatusOr<std::shared_ptr<Call>> ServingEngine::StartBackward(const Backwar
 
 absl::Status ServingEngine::CheckHeader(CallSpec& spec) const {
   const BackwardSpec& header = spec.header;
-  spec.layer_spec = model_.FindLayer(header.layer);
-  if (spec.layer_spec == nullptr) {
+  const LayerSpec* const layer = model_.FindLayer(header.layer);
+  if (layer == nullptr) {
     return Error(absl::StatusCode::kInvalidArgument, Reason::kUnknownLayer,
                  absl::StrCat("layer ", header.layer, " is not served here; this server has layers ",
                               model_.layers.front().layer, " to ", model_.layers.back().layer));
   }
-  spec.layer = spec.layer_spec - model_.layers.data();
+  spec.layer = layer - model_.layers.data();
+  spec.x_cols = layer->mlp.hidden_size;
+  spec.dy_cols = layer->mlp.output_size;
   if (header.row_count < 0) {
     return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidRows,
                  absl::StrCat("row_count is ", header.row_count, "; expected 0 or more"));

@@ -99,8 +99,8 @@ absl::Status TileCall::CheckShard(int64_t row_offset, int64_t row_count, int64_t
     return InvalidRows(
         absl::StrCat("a shard of ", row_count, " rows at row ", row_offset, "; the call has ", total, " rows"));
   }
-  SHARDMLP_RETURN_IF_ERROR(CheckSize("x", x, row_count, spec_.x_cols(), spec_.header.dtype));
-  if (dy != nullptr) SHARDMLP_RETURN_IF_ERROR(CheckSize("dy", *dy, row_count, spec_.dy_cols(), spec_.header.dtype));
+  SHARDMLP_RETURN_IF_ERROR(CheckSize("x", x, row_count, spec_.x_cols, spec_.header.dtype));
+  if (dy != nullptr) SHARDMLP_RETURN_IF_ERROR(CheckSize("dy", *dy, row_count, spec_.dy_cols, spec_.header.dtype));
   return absl::OkStatus();
 }
 
@@ -162,9 +162,9 @@ void TileCall::Fill(const Lane& lane, int64_t shard_row, int64_t rows, const Byt
     return copied;
   };
   const Lane::Input& input = lane.inputs[filled_.input];
-  int64_t bytes = copy(x, input.x, spec_.x_cols()).byte_count();
+  int64_t bytes = copy(x, input.x, spec_.x_cols).byte_count();
   if (dy != nullptr) {
-    const ConstMatrixView copied = copy(*dy, input.dy, spec_.dy_cols());
+    const ConstMatrixView copied = copy(*dy, input.dy, spec_.dy_cols);
     XXH3_64bits_update(hash_->xxh, copied.data, copied.byte_count());
     bytes += copied.byte_count();
   }
@@ -248,8 +248,8 @@ TileRows TileCall::RowsOf(const Tile& tile, const Lane& lane) const {
   const Lane::Input& input = lane.inputs[tile.input];
   TileRows rows;
   rows.layer = spec_.layer;
-  rows.x = input.x.View(tile.row_count, spec_.x_cols(), dtype);
-  if (spec_.pass == Pass::kBackward) rows.dy = input.dy.View(tile.row_count, spec_.dy_cols(), dtype);
+  rows.x = input.x.View(tile.row_count, spec_.x_cols, dtype);
+  if (spec_.pass == Pass::kBackward) rows.dy = input.dy.View(tile.row_count, spec_.dy_cols, dtype);
   if (tile.output >= 0) rows.result = lane.outputs[tile.output].View(tile.row_count, spec_.result_cols(), dtype);
   return rows;
 }

@@ -27,12 +27,11 @@ struct CallSpec {
   Pass pass = Pass::kForward;
   BackwardSpec header;  // of a forward: the fields that it shares
   size_t layer = 0;     // in ModelSpec::layers
-  const LayerSpec* layer_spec = nullptr;
+  int64_t x_cols = 0;   // H of the layer
+  int64_t dy_cols = 0;  // O of the layer
 
-  int64_t x_cols() const { return layer_spec->mlp.hidden_size; }
-  int64_t dy_cols() const { return layer_spec->mlp.output_size; }
   bool has_result() const { return pass == Pass::kForward || header.input_gradient; }
-  int64_t result_cols() const { return pass == Pass::kForward ? dy_cols() : x_cols(); }
+  int64_t result_cols() const { return pass == Pass::kForward ? dy_cols : x_cols; }
 };
 
 struct Tile {

@@ -10,6 +10,8 @@ constexpr FamilyLinear kGateUpDown[] = {
 constexpr FamilyLinear kFusedGateUpDown[] = {{"mlp.gate_up_proj", LinearPart::kGateUp},
                                              {"mlp.down_proj", LinearPart::kDown}};
 constexpr FamilyLinear kUpDown[] = {{"mlp.up_proj", LinearPart::kUp}, {"mlp.down_proj", LinearPart::kDown}};
+constexpr FamilyLinear kFc12[] = {{"mlp.fc1", LinearPart::kUp}, {"mlp.fc2", LinearPart::kDown}};
+constexpr FamilyLinear kDense[] = {{"mlp.dense_h_to_4h", LinearPart::kUp}, {"mlp.dense_4h_to_h", LinearPart::kDown}};
 constexpr FamilyLinear kFcProj[] = {{"mlp.c_fc", LinearPart::kUp}, {"mlp.c_proj", LinearPart::kDown}};
 
 constexpr Family kFamilies[] = {
@@ -24,7 +26,16 @@ constexpr Family kFamilies[] = {
      .linears = kGateUpDown,
      .default_activation = "gelu_pytorch_tanh",
      .gelu_means = "gelu_pytorch_tanh"},
+    {.model_type = "gemma2",
+     .linears = kGateUpDown,
+     .activation_key = "hidden_activation",
+     .default_activation = "gelu_pytorch_tanh"},
+    {.model_type = "gemma3_text",
+     .linears = kGateUpDown,
+     .activation_key = "hidden_activation",
+     .default_activation = "gelu_pytorch_tanh"},
     {.model_type = "phi3", .linears = kFusedGateUpDown},
+    {.model_type = "glm4", .linears = kFusedGateUpDown},
     {.model_type = "gpt2",
      .prefix = "transformer.",
      .layers = "h",
@@ -43,6 +54,29 @@ constexpr Family kFamilies[] = {
      .gated = false,
      .default_activation = "relu2",
      .bias_key = "mlp_bias"},
+    {.model_type = "gpt_neox",
+     .prefix = "gpt_neox.",
+     .linears = kDense,
+     .gated = false,
+     .default_activation = "gelu",
+     .bias = true},
+    {.model_type = "falcon",
+     .prefix = "transformer.",
+     .layers = "h",
+     .linears = kDense,
+     .gated = false,
+     .intermediate_size_key = "ffn_hidden_size",
+     .default_intermediate_factor = 4,
+     .activation_key = "activation",
+     .default_activation = "gelu",
+     .bias_key = "bias"},
+    {.model_type = "starcoder2",
+     .linears = kFcProj,
+     .gated = false,
+     .default_activation = "gelu_pytorch_tanh",
+     .bias_key = "use_bias",
+     .bias = true},
+    {.model_type = "phi", .linears = kFc12, .gated = false, .default_activation = "gelu_new", .bias = true},
 };
 
 struct Refusal {
@@ -52,6 +86,7 @@ struct Refusal {
 
 constexpr Refusal kRefusals[] = {
     {"falcon_h1", "its mlp_multipliers scale gate and output inside the MLP"},
+    {"gemma3", "it is the multimodal wrapper; its text model alone, gemma3_text, is served"},
     {"gemma3n", "its activation sparsity depends on the whole row"},
     {"gemma3n_text", "its activation sparsity depends on the whole row"},
     {"apertus", "its activation, xielu, has parameters that are learned"},

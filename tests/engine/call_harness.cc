@@ -33,7 +33,8 @@ CallSpec SpecOf(Pass pass, int64_t row_count, bool input_gradient, const LayerSp
   spec.header.call_id = 9;
   spec.header.input_gradient = input_gradient;
   spec.header.weight_gradient = pass == Pass::kBackward;
-  spec.layer_spec = &layer;
+  spec.x_cols = layer.mlp.hidden_size;
+  spec.dy_cols = layer.mlp.output_size;
   return spec;
 }
 

@@ -16,6 +16,7 @@ import sys
 
 import torch
 import transformers
+from rounding import rounded
 from transformers.activations import ACT2FN
 
 SIZES = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=2)
@@ -34,7 +35,7 @@ FORMULAS = {
 
 
 def family(name, **config):
-    head_dim = {} if name in ("Qwen2", "Phi3", "Granite", "Olmo2", "Cohere") else dict(head_dim=8)
+    head_dim = dict(head_dim=8) if name in ("Llama", "Mistral", "Qwen3", "Nemotron") or "Gemma" in name else {}
     return getattr(transformers, name + "Config")(**{**SIZES, **COMMON, **head_dim, **config})
 
 
@@ -57,6 +58,11 @@ def cases():
     yield "gemma", family("Gemma"), lm, torch.float32, {}, {}
     yield "gemma_legacy", family("Gemma"), lm, torch.float32, {"hidden_act": "gelu"}, {}
     yield "gemma_other_key", family("Gemma", hidden_act="relu"), lm, torch.float32, {"hidden_activation": "silu"}, {}
+    yield "gemma2", family("Gemma2"), lm, torch.float32, {}, {}
+    yield "gemma2_silu", family("Gemma2", hidden_activation="silu"), lm, torch.bfloat16, {}, {}
+    yield "gemma3", family("Gemma3Text"), lm, torch.float32, {}, {}
+    yield "gemma3_base", family("Gemma3Text"), base, torch.float32, {}, shards
+    yield "glm4", family("Glm4", head_dim=8), lm, torch.float32, {}, {}
     yield "phi3", family("Phi3"), lm, torch.float32, {}, {}
     yield "phi3_sharded", family("Phi3"), lm, torch.float32, {}, shards
     yield "gpt2", transformers.GPT2Config(**GPT2), lm, torch.float32, {}, {}
@@ -65,6 +71,13 @@ def cases():
     yield "gpt2_relu", transformers.GPT2Config(**GPT2, activation_function="relu"), lm, torch.float64, {}, {}
     yield "nemotron", family("Nemotron"), lm, torch.float32, {}, {}
     yield "nemotron_biased", family("Nemotron", mlp_bias=True), lm, torch.bfloat16, {}, {}
+    yield "gpt_neox", family("GPTNeoX"), lm, torch.float32, {}, {}
+    yield "gpt_neox_base", family("GPTNeoX", hidden_act="gelu_new"), base, torch.bfloat16, {}, shards
+    yield "falcon", family("Falcon"), lm, torch.float32, {}, {}
+    yield "falcon_biased", family("Falcon", bias=True, ffn_hidden_size=24), lm, torch.float32, {}, shards
+    yield "starcoder2", family("Starcoder2"), lm, torch.float32, {}, {}
+    yield "starcoder2_unbiased", family("Starcoder2", use_bias=False), base, torch.float32, {}, {}
+    yield "phi", family("Phi"), lm, torch.float32, {}, {}
 
 
 def activation_name(activation):
@@ -78,21 +91,28 @@ def activation_name(activation):
     return names[0] if names else None
 
 
+# What an MLP's linears are called: those that make [G | U], and the one that makes Y.
+LINEARS = [
+    (["gate_up_proj"], "down_proj"),
+    (["gate_proj", "up_proj"], "down_proj"),
+    (["up_proj"], "down_proj"),
+    (["c_fc"], "c_proj"),
+    (["fc1"], "fc2"),
+    (["dense_h_to_4h"], "dense_4h_to_h"),
+]
+
+
 def mlp_parts(mlp):
     """The module's activation and its parameters as a layer stores them: weights [out, in], gate rows first."""
-    if hasattr(mlp, "c_fc"):  # Conv1D: [in, out]
-        return mlp.act, {
-            "gate_up": mlp.c_fc.weight.T,
-            "gate_up_bias": mlp.c_fc.bias,
-            "down": mlp.c_proj.weight.T,
-            "down_bias": mlp.c_proj.bias,
-        }
-    ups = [getattr(mlp, name) for name in ("gate_up_proj", "gate_proj", "up_proj") if hasattr(mlp, name)]
-    parts = {"gate_up": torch.cat([up.weight for up in ups]), "down": mlp.down_proj.weight}
-    if mlp.down_proj.bias is not None:
+    ups, down = next((ups, down) for ups, down in LINEARS if all(hasattr(mlp, name) for name in [*ups, down]))
+    ups, down = [getattr(mlp, name) for name in ups], getattr(mlp, down)
+    turned = type(down).__name__ == "Conv1D"  # [in, out]
+    weights = [linear.weight.T if turned else linear.weight for linear in [*ups, down]]
+    parts = {"gate_up": torch.cat(weights[:-1]), "down": weights[-1]}
+    if down.bias is not None:
         parts["gate_up_bias"] = torch.cat([up.bias for up in ups])
-        parts["down_bias"] = mlp.down_proj.bias
-    return getattr(mlp, "act_fn", None) or mlp.activation_fn, parts
+        parts["down_bias"] = down.bias
+    return next(getattr(mlp, name) for name in ("act_fn", "activation_fn", "act") if hasattr(mlp, name)), parts
 
 
 def check_output(mlp, formula, gated, parts):
@@ -115,8 +135,8 @@ def write_expected(folder, model):
         check_output(mlp, FORMULAS[name], gated, parts)
         for part, values in parts.items():
             for dtype_name, dtype in DTYPES.items():
-                rounded = values.to(dtype).to(torch.float64).contiguous()
-                (folder / "expected" / f"{layer}.{part}.{dtype_name}").write_bytes(rounded.numpy().tobytes())
+                exact = rounded(values.contiguous(), dtype).to(torch.float64)
+                (folder / "expected" / f"{layer}.{part}.{dtype_name}").write_bytes(exact.numpy().tobytes())
     return {
         "model_type": model.config.model_type,
         "modules": list(mlps),

@@ -7,12 +7,18 @@ from pathlib import Path
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    FalconConfig,
+    Gemma3TextConfig,
     GPT2Config,
+    GPTNeoXConfig,
     LlamaConfig,
     NemotronConfig,
     Phi3Config,
+    PhiConfig,
     PretrainedConfig,
     PreTrainedModel,
+    Qwen3Config,
+    Starcoder2Config,
 )
 
 VOCABULARY = 61
@@ -33,6 +39,12 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "phi3": Phi3Config(**_COMMON, **_SIZES, resid_pdrop=0.0),
     "gpt2": GPT2Config(**_COMMON, n_embd=48, n_layer=3, n_head=4, n_positions=64, n_inner=80),
     "nemotron": NemotronConfig(**_COMMON, **_SIZES, mlp_bias=True),
+    "qwen3": Qwen3Config(**_COMMON, **_SIZES, head_dim=12),
+    "gemma3": Gemma3TextConfig(**_COMMON, **_SIZES, head_dim=12),
+    "gpt_neox": GPTNeoXConfig(**_COMMON, **_SIZES),
+    "falcon": FalconConfig(**_COMMON, **_SIZES, ffn_hidden_size=80, bias=True),
+    "starcoder2": Starcoder2Config(**_COMMON, **_SIZES, residual_dropout=0.1),
+    "phi": PhiConfig(**_COMMON, **_SIZES),
 }
 
 

@@ -183,11 +183,12 @@ def test_no_server(folder, tmp_path):
     assert failure.value.code == "UNAVAILABLE"
 
 
-def test_output_dropout_stays_with_the_trainer(folder, serve, offload):
-    """gpt2's follows the down projection. The same seed drops the same outputs, in training alone."""
-    model, local = load_model(folder("gpt2")), load_model(folder("gpt2"))
-    offload(model, serve(folder("gpt2")))
-    mlp, twin = model.transformer.h[0].mlp, local.transformer.h[0].mlp
+@pytest.mark.parametrize("family, path", [("gpt2", "transformer.h.0.mlp"), ("starcoder2", "model.layers.0.mlp")])
+def test_output_dropout_stays_with_the_trainer(folder, serve, offload, family, path):
+    """It follows the down projection. The same seed drops the same outputs, in training alone."""
+    model, local = load_model(folder(family)), load_model(folder(family))
+    offload(model, serve(folder(family)))
+    mlp, twin = model.get_submodule(path), local.get_submodule(path)
     x = torch.randn(64, 48)
     for training in (True, False):
         model.train(training)

@@ -14,7 +14,13 @@ from .connection import Connection, check_dtype
 from .remote_mlp import RemoteMLP
 
 # Dropout after the down projection, which stays with the trainer; elsewhere in an MLP it can't be honoured.
-_OUTPUT_DROPOUT = {"gpt2": "dropout"}
+_OUTPUT_DROPOUT: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "gpt2": lambda mlp: mlp.dropout,
+    "starcoder2": lambda mlp: nn.Dropout(mlp.residual_dropout),
+}
+
+# Linear layers of transformers' own. Falcon's differs from torch's in rounding alone.
+_LINEARS = {"Conv1D", "FalconLinear"}
 
 # What wrappers (DataParallel, torch.compile, FSDP, checkpointing) put into a module's path.
 _WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
@@ -83,11 +89,11 @@ def _match(model: nn.Module, served: _native.ServedModel, layer: _native.Layer, 
         _refuse(path, "it is offloaded already")
     prefix = layer.module + "."
     tensors = {t.name.removeprefix(prefix): t for t in served.tensors if t.layer == layer.layer}
-    dropout = _OUTPUT_DROPOUT.get(served.model_type)
     _check_tensors(path, module, tensors)
+    dropout = _OUTPUT_DROPOUT[served.model_type](module) if served.model_type in _OUTPUT_DROPOUT else None
     _check_modules(path, module, dropout)
     _check_activation(path, module, layer)
-    return Match(layer, path, module, tensors, getattr(module, dropout) if dropout else None)
+    return Match(layer, path, module, tensors, dropout)
 
 
 def _find(module: str, paths: dict[str, list[str]]) -> str:
@@ -126,16 +132,16 @@ def _check_tensors(path: str, module: nn.Module, tensors: dict[str, _native.Tens
         _refuse(f"{path}.{name}", "the server has no such buffer")
 
 
-def _check_modules(path: str, module: nn.Module, output_dropout: str | None) -> None:
+def _check_modules(path: str, module: nn.Module, output_dropout: nn.Module | None) -> None:
     for name, child in module.named_modules():
         where = f"{path}.{name}" if name else path
         if any((child._forward_hooks, child._forward_pre_hooks, child._backward_hooks, child._backward_pre_hooks)):
             _refuse(where, "it has a hook, which would no longer run; register it after offload")
         if "forward" in vars(child):
             _refuse(where, "its forward was replaced, so what it computes is not known")
-        if list(child.parameters(recurse=False)) and type(child) is not nn.Linear and type(child).__name__ != "Conv1D":
+        if list(child.parameters(recurse=False)) and type(child) is not nn.Linear and type(child).__name__ not in _LINEARS:
             _refuse(where, f"got a {type(child).__name__}, expected a plain linear layer")
-        if isinstance(child, nn.modules.dropout._DropoutNd) and child.p > 0 and name != output_dropout:
+        if isinstance(child, nn.modules.dropout._DropoutNd) and child.p > 0 and child is not output_dropout:
             _refuse(where, f"dropout {child.p} inside the MLP can't be honoured")
 
 

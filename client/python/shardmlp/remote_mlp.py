@@ -52,7 +52,10 @@ class RemoteMLP(nn.Module):
         if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
             x = x.to(torch.get_autocast_dtype(device))
         check_dtype(x.dtype)
-        y = _RemoteFunction.apply(self.layer, self._step, x, *map(self.get_parameter, self._tensors))
+        rows = x.reshape(-1, self.layer.hidden_size)
+        y = _RemoteFunction.apply(self.layer, self._step, rows, *map(self.get_parameter, self._tensors))
+        # Here, since a view that a Function returns can't be changed in place, as Falcon does with an MLP's output.
+        y = y.reshape(*x.shape[:-1], self.layer.output_size)
         return y if self.dropout is None else self.dropout(y)
 
     def placeholders(self) -> dict[str, nn.Parameter]:
@@ -113,18 +116,17 @@ class Placeholder(nn.Module):
 
 
 class _RemoteFunction(torch.autograd.Function):
-    """y [..., O] from x [..., H]. The placeholders are inputs so that backward runs, and as often, as it would for the
+    """y [rows, O] from x [rows, H]. The placeholders are inputs so that backward runs, and as often, as it would for the
     weights themselves."""
 
     @staticmethod
     def forward(ctx, layer: _native.Layer, step: Step, x: torch.Tensor, *placeholders: nn.Parameter) -> torch.Tensor:
-        rows = x.reshape(-1, layer.hidden_size)
-        y, version = step.guard(lambda: step.connection.forward(layer.layer, rows, layer.output_size))
+        y, version = step.guard(lambda: step.connection.forward(layer.layer, x, layer.output_size))
         ctx.layer, ctx.step = layer, step
         ctx.placeholders = placeholders
         # One package: where checkpointing recomputes x, backward must quote the version that the new x came from.
         ctx.save_for_backward(x, torch.tensor(version))
-        return y.to(x.device).reshape(*x.shape[:-1], layer.output_size)
+        return y.to(x.device)
 
     @staticmethod
     def backward(ctx, dy: torch.Tensor):
@@ -140,14 +142,14 @@ class _RemoteFunction(torch.autograd.Function):
             lambda: step.connection.backward(
                 layer.layer,
                 int(version),
-                x.reshape(-1, layer.hidden_size),
-                dy.to(x.dtype).reshape(-1, layer.output_size),
+                x,
+                dy.to(x.dtype),
                 input_gradient=input_gradient,
                 weight_gradient=any(p is not None and _accumulates(p) for p in trained),
             )
         )
         if dx is not None:
-            dx = dx.to(x.device).reshape(x.shape)
+            dx = dx.to(x.device)
         return None, None, dx, *(None if p is None else torch.zeros_like(p) for p in trained)
 
 
