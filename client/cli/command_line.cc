@@ -28,10 +28,10 @@ void AddFlags(CLI::App& app, CommandLine& line) {
   app.add_option("--target", line.target, "host:port or unix:/path (default: localhost:50051).")->type_name("ADDRESS");
   const auto set_timeout = [&line](const std::string& text) {
     if (!absl::ParseDuration(text, &line.connect_timeout)) {
-      throw CLI::ValidationError("--connect_timeout", absl::StrCat("got \"", text, "\", expected a time such as 10s"));
+      throw CLI::ValidationError("--connect-timeout", absl::StrCat("got \"", text, "\", expected a time such as 10s"));
     }
   };
-  app.add_option_function<std::string>("--connect_timeout", set_timeout, "How long to try to reach it (default: 10s).")
+  app.add_option_function<std::string>("--connect-timeout", set_timeout, "How long to try to reach it (default: 10s).")
       ->type_name("TIME");
   app.add_flag("--json", line.json, "info: write JSON.")->check(CLI::IsMember({"true", "false"}).description(""));
   app.add_option("--layers", line.layers, "verify: these layers (default: all).")->type_name("0-3,7");

@@ -100,7 +100,7 @@ TEST(CtlTest, CommandLinesAreChecked) {
       {"--colour info", "not expected: --colour"},
       {"--rows=0 verify", "--rows: Value 0 not in range 1 to "},
       {"verify --rows=few", "--rows: Value few not in range"},
-      {"--connect_timeout=10 info", "--connect_timeout: got \"10\", expected a time such as 10s"},
+      {"--connect-timeout=10 info", "--connect-timeout: got \"10\", expected a time such as 10s"},
       {"--json=yes info", "--json: yes not in {true,false}"},
       {"info --target", "--target: 1 required ADDRESS missing"},
   };
@@ -112,7 +112,7 @@ TEST(CtlTest, CommandLinesAreChecked) {
   }
   const Outcome help = RunCtl("--help");
   EXPECT_EQ(help.exit_code, 0);
-  for (const char* part : {"--connect_timeout TIME", "--json", "checkpoint", "Examples:", "Exit codes:"}) {
+  for (const char* part : {"--connect-timeout TIME", "--json", "checkpoint", "Examples:", "Exit codes:"}) {
     EXPECT_THAT(help.output, HasSubstr(part));
   }
   FakeServer server;
@@ -123,7 +123,7 @@ TEST(CtlTest, CommandLinesAreChecked) {
 
 TEST(CtlTest, AServerThatIsNotThereIsNamed) {
   const Outcome outcome =
-      RunCtl(absl::StrCat("--connect_timeout=50ms --target=unix:", testing::TempDir(), "none info"));
+      RunCtl(absl::StrCat("--connect-timeout=50ms --target=unix:", testing::TempDir(), "none info"));
   EXPECT_EQ(outcome.exit_code, 3);
   EXPECT_THAT(outcome.output, HasSubstr("none"));
   EXPECT_THAT(outcome.output, HasSubstr("UNREACHABLE"));
