@@ -13,18 +13,32 @@
 namespace shardmlp {
 namespace {
 
-// What a tensor of a Hugging Face file holds, by its name after the layer's module.
+// What a tensor of a Hugging Face file holds, by the end of its name.
 struct TensorPart {
   absl::string_view name;
   bool gate;  // gate features first, in the first half where up follows
   bool up;
-  bool transposed;  // Conv1D: [in, out]
 };
 
 constexpr TensorPart kParts[] = {
-    {"gate_proj", true, false, false},  {"up_proj", false, true, false}, {"gate_up_proj", true, true, false},
-    {"down_proj", false, false, false}, {"c_fc", false, true, true},     {"c_proj", false, false, true},
+    {"gate_proj", true, false},
+    {"gate_up_proj", true, true},
+    {"Wi", true, true},
+    {"up_proj", false, true},
+    {"c_fc", false, true},
+    {"fc1", false, true},
+    {"dense_h_to_4h", false, true},
+    {"intermediate.dense", false, true},
+    {"down_proj", false, false},
+    {"c_proj", false, false},
+    {"fc2", false, false},
+    {"dense_4h_to_h", false, false},
+    {"output.dense", false, false},
+    {"Wo", false, false},
 };
+
+// Whether the model's files hold [in, out], as Conv1D does.
+bool IsTransposed(const ServedModel& model) { return model.model_type == "gpt2"; }
 
 absl::StatusOr<Values> ReadValues(Client& client, const ClientTensor& tensor) {
   std::string bytes(tensor.byte_count(), 0);
@@ -58,15 +72,14 @@ void Store(const TensorPart& part, bool bias, Values values, ReferenceMlp& mlp) 
   }
 }
 
-absl::Status ReadPart(Client& client, const ClientTensor& tensor, absl::string_view module, ReferenceMlp& mlp) {
+absl::Status ReadPart(Client& client, const ClientTensor& tensor, ReferenceMlp& mlp) {
   absl::string_view name = tensor.name;
-  absl::ConsumePrefix(&name, absl::StrCat(module, "."));
   const bool bias = absl::ConsumeSuffix(&name, ".bias");
   absl::ConsumeSuffix(&name, ".weight");
   for (const TensorPart& part : kParts) {
-    if (part.name != name) continue;
+    if (!absl::EndsWith(name, absl::StrCat(".", part.name))) continue;
     SHARDMLP_ASSIGN_OR_RETURN(Values values, ReadValues(client, tensor));
-    const bool turn = part.transposed && tensor.shape.size() == 2;
+    const bool turn = !bias && IsTransposed(client.model());
     Store(part, bias, turn ? Transpose(values, tensor.shape[0], tensor.shape[1]) : std::move(values), mlp);
     return absl::OkStatus();
   }
@@ -94,7 +107,7 @@ absl::StatusOr<ReferenceMlp> ReadLayerWeights(Client& client, const ClientLayer&
     mlp.limit_rounding = HalfUnit(layer.activation_limit, client.model().compute_dtype);
   }
   for (const ClientTensor& tensor : client.model().tensors) {
-    if (tensor.layer == layer.layer) SHARDMLP_RETURN_IF_ERROR(ReadPart(client, tensor, layer.module, mlp));
+    if (tensor.layer == layer.layer) SHARDMLP_RETURN_IF_ERROR(ReadPart(client, tensor, mlp));
   }
   if (mlp.gate_bias.empty()) mlp.gate_bias.resize(mlp.gated ? layer.intermediate_size : 0);
   if (mlp.up_bias.empty()) mlp.up_bias.resize(layer.intermediate_size);

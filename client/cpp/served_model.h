@@ -18,7 +18,7 @@ struct ClientPosition {
 
 struct ClientLayer {
   int layer = 0;
-  std::string module;  // "model.layers.0.mlp"
+  std::string module;  // that x is given to: "model.layers.0.mlp"
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
   int64_t output_size = 0;

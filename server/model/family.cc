@@ -10,8 +10,11 @@ constexpr FamilyLinear kGateUpDown[] = {
 constexpr FamilyLinear kFusedGateUpDown[] = {{"mlp.gate_up_proj", LinearPart::kGateUp},
                                              {"mlp.down_proj", LinearPart::kDown}};
 constexpr FamilyLinear kUpDown[] = {{"mlp.up_proj", LinearPart::kUp}, {"mlp.down_proj", LinearPart::kDown}};
+constexpr FamilyLinear kWiWo[] = {{"mlp.Wi", LinearPart::kGateUp}, {"mlp.Wo", LinearPart::kDown}};
 constexpr FamilyLinear kFc12[] = {{"mlp.fc1", LinearPart::kUp}, {"mlp.fc2", LinearPart::kDown}};
 constexpr FamilyLinear kDense[] = {{"mlp.dense_h_to_4h", LinearPart::kUp}, {"mlp.dense_4h_to_h", LinearPart::kDown}};
+constexpr FamilyLinear kOpt[] = {{"fc1", LinearPart::kUp}, {"fc2", LinearPart::kDown}};
+constexpr FamilyLinear kBert[] = {{"intermediate.dense", LinearPart::kUp}, {"output.dense", LinearPart::kDown}};
 constexpr FamilyLinear kFcProj[] = {{"mlp.c_fc", LinearPart::kUp}, {"mlp.c_proj", LinearPart::kDown}};
 
 constexpr Family kFamilies[] = {
@@ -77,6 +80,29 @@ constexpr Family kFamilies[] = {
      .bias_key = "use_bias",
      .bias = true},
     {.model_type = "phi", .linears = kFc12, .gated = false, .default_activation = "gelu_new", .bias = true},
+    {.model_type = "opt",
+     .layers = "decoder.layers",
+     .module = "fc1",
+     .linears = kOpt,
+     .gated = false,
+     .intermediate_size_key = "ffn_dim",
+     .activation_key = "activation_function",
+     .default_activation = "relu",
+     .bias_key = "enable_bias",
+     .bias = true},
+    {.model_type = "bert",
+     .prefix = "bert.",
+     .layers = "encoder.layer",
+     .module = "intermediate",
+     .linears = kBert,
+     .gated = false,
+     .default_activation = "gelu",
+     .bias = true},
+    {.model_type = "modernbert",
+     .linears = kWiWo,
+     .activation_key = "hidden_activation",
+     .default_activation = "gelu",
+     .bias_key = "mlp_bias"},
 };
 
 struct Refusal {

@@ -23,7 +23,7 @@ struct Family {
   absl::string_view model_type;
   absl::string_view prefix = "model.";  // files of a base model lack it
   absl::string_view layers = "layers";
-  absl::string_view module = "mlp";  // within the layer
+  absl::string_view module = "mlp";  // within the layer: the MLP, or where it has no module of its own, its first
   absl::Span<const FamilyLinear> linears;
   bool gated = true;
   bool transposed = false;  // Conv1D: files hold [in, out]

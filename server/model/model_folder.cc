@@ -81,9 +81,12 @@ bool IsWithin(absl::string_view name, const std::set<absl::string_view>& modules
 // exact.
 absl::Status CheckNothingElse(const ModelSpec& spec, const WeightFiles& files) {
   std::set<absl::string_view> expected;
-  for (const TensorSpec& tensor : spec.tensors) expected.insert(tensor.name);
   std::set<absl::string_view> modules;
   for (const LayerSpec& layer : spec.layers) modules.insert(layer.module);
+  for (const TensorSpec& tensor : spec.tensors) {
+    expected.insert(tensor.name);
+    modules.insert(absl::string_view(tensor.name).substr(0, tensor.name.rfind('.')));
+  }
   const auto check = [&](const std::string& name, absl::string_view file_name) {
     if (expected.contains(name) || !IsWithin(name, modules)) return absl::OkStatus();
     return Unsupported(absl::StrCat(file_name, ": tensor ", Describe(name), " is not part of a ", spec.model_type,

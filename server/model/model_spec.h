@@ -28,7 +28,7 @@ struct TensorSpec {
 
 struct LayerSpec {
   int layer = 0;       // index in the model
-  std::string module;  // "model.layers.0.mlp"
+  std::string module;  // that X is given to: "model.layers.0.mlp"
   MlpConfig mlp;
 };
 

@@ -4,6 +4,8 @@
 
 #include <cmath>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <sstream>
 #include <string>
@@ -16,6 +18,7 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "server/engine/engine.h"
 #include "server/model/convert.h"
+#include "server/model/model_config.h"
 #include "server/model/model_folder.h"
 #include "server/rpc/rpc_server.h"
 
@@ -25,63 +28,23 @@ namespace {
 constexpr int64_t kHidden = 24;
 constexpr int64_t kIntermediate = 40;
 
-struct FilePart {
-  std::string name;
-  TensorSlot slot;
-  int64_t begin;
-  int64_t count;
-};
-
-struct Family {
-  std::string model_type;
-  Activation activation;
-  std::vector<FilePart> parts;
-  bool bias = false;
-  bool transposed = false;
-};
-
-const Family kLlama = {.model_type = "llama",
-                       .activation = {ActivationKind::kSilu, true},
-                       .parts = {{"gate_proj", TensorSlot::kGateUp, 0, kIntermediate},
-                                 {"up_proj", TensorSlot::kGateUp, kIntermediate, kIntermediate},
-                                 {"down_proj", TensorSlot::kDown, 0, kHidden}}};
-const Family kPhi3 = {.model_type = "phi3",
-                      .activation = {ActivationKind::kSilu, true},
-                      .parts = {{"gate_up_proj", TensorSlot::kGateUp, 0, 2 * kIntermediate},
-                                {"down_proj", TensorSlot::kDown, 0, kHidden}}};
-const Family kGpt2 = {
-    .model_type = "gpt2",
-    .activation = {ActivationKind::kGeluTanh, false},
-    .parts = {{"c_fc", TensorSlot::kGateUp, 0, kIntermediate}, {"c_proj", TensorSlot::kDown, 0, kHidden}},
-    .bias = true,
-    .transposed = true};
-const Family kNemotron = {
-    .model_type = "nemotron",
-    .activation = {ActivationKind::kRelu2, false},
-    .parts = {{"up_proj", TensorSlot::kGateUp, 0, kIntermediate}, {"down_proj", TensorSlot::kDown, 0, kHidden}}};
-
-// Limits that some of G and U are beyond.
-const Family kClamped = {.model_type = "clamped",
-                         .activation = {.kind = ActivationKind::kClampedSwiglu, .limit = 0.75},
-                         .parts = kLlama.parts,
-                         .bias = true};
-
 // Two layers of a family, with weights that differ from tensor to tensor.
 class FamilyFolder final : public ModelFolder {
  public:
-  FamilyFolder(const Family& family, DType dtype) {
-    spec_.model_type = family.model_type;
-    spec_.dtype = dtype;
-    for (int layer = 0; layer < 2; ++layer) {
-      MlpConfig mlp;
-      mlp.hidden_size = mlp.output_size = kHidden;
-      mlp.intermediate_size = kIntermediate;
-      mlp.activation = family.activation;
-      mlp.gate_up_bias = mlp.down_bias = family.bias;
-      mlp.dtype = dtype;
-      const std::string module = absl::StrCat("model.layers.", layer, ".mlp");
-      spec_.layers.push_back({layer, module, mlp});
-      for (const FilePart& part : family.parts) AddTensors(family, layer, module, part);
+  // "clamped" is llama with biases and with limits that some of G and U are beyond.
+  FamilyFolder(const std::string& model_type, DType dtype) {
+    const bool clamped = model_type == "clamped";
+    const Family& family = *FindFamily(clamped ? "llama" : model_type);
+    nlohmann::json config = {{"model_type", family.model_type},
+                             {family.layer_count_key, 2},
+                             {family.hidden_size_key, kHidden},
+                             {family.intermediate_size_key, kIntermediate}};
+    if (!family.bias_key.empty()) config[std::string(family.bias_key)] = model_type != "llama";
+    const auto parsed = ParseModelConfig(config.dump(), "config.json");
+    spec_ = *MakeModelSpec(*parsed, family.prefix, {.layers = std::nullopt, .dtype = dtype});
+    if (!clamped) return;
+    for (LayerSpec& layer : spec_.layers) {
+      layer.mlp.activation = {.kind = ActivationKind::kClampedSwiglu, .limit = 0.75};
     }
   }
 
@@ -98,33 +61,13 @@ class FamilyFolder final : public ModelFolder {
   }
 
  private:
-  void AddTensors(const Family& family, int layer, const std::string& module, const FilePart& part) {
-    const int64_t in = part.slot == TensorSlot::kGateUp ? kHidden : kIntermediate;
-    std::vector<int64_t> shape = {part.count, in};
-    if (family.transposed) std::swap(shape[0], shape[1]);
-    spec_.tensors.push_back({.name = absl::StrCat(module, ".", part.name, ".weight"),
-                             .layer = layer,
-                             .shape = shape,
-                             .slot = part.slot,
-                             .output_begin = part.begin,
-                             .output_count = part.count,
-                             .transposed = family.transposed});
-    if (!family.bias) return;
-    spec_.tensors.push_back({.name = absl::StrCat(module, ".", part.name, ".bias"),
-                             .layer = layer,
-                             .shape = {part.count},
-                             .slot = part.slot == TensorSlot::kGateUp ? TensorSlot::kGateUpBias : TensorSlot::kDownBias,
-                             .output_begin = part.begin,
-                             .output_count = part.count});
-  }
-
   ModelSpec spec_;
 };
 
-class VerifyTest : public testing::TestWithParam<std::tuple<Family, DType, bool>> {};
+class VerifyTest : public testing::TestWithParam<std::tuple<std::string, DType, bool>> {};
 
 TEST_P(VerifyTest, ARightServerIsWithinTheBound) {
-  const auto& [family, dtype, frozen] = GetParam();
+  const auto& [model_type, dtype, frozen] = GetParam();
   Metrics metrics;
   RpcServerOptions rpc_options;
   rpc_options.listen = {"127.0.0.1:0"};
@@ -135,7 +78,7 @@ TEST_P(VerifyTest, ARightServerIsWithinTheBound) {
   engine_options.workspace_bytes = 1 << 20;
   auto backend = MakeCpuBackend({.threads = 1});
   ASSERT_TRUE(backend.ok()) << backend.status();
-  auto engine = Engine::Create(engine_options, *std::move(backend), FamilyFolder(family, dtype), MakeLocalGroup(),
+  auto engine = Engine::Create(engine_options, *std::move(backend), FamilyFolder(model_type, dtype), MakeLocalGroup(),
                                nullptr, metrics);
   ASSERT_TRUE(engine.ok()) << engine.status();
   (*server)->Serve(**engine);
@@ -156,13 +99,25 @@ TEST_P(VerifyTest, ARightServerIsWithinTheBound) {
   (*server)->Shutdown(absl::UnavailableError("the test is over"), absl::Now() + absl::Seconds(5));
 }
 
+std::vector<std::string> ModelTypes() {
+  std::vector<std::string> types;
+  for (const Family& family : Families()) types.emplace_back(family.model_type);
+  return types;
+}
+
+std::string CaseName(const testing::TestParamInfo<VerifyTest::ParamType>& info) {
+  const auto& [model_type, dtype, frozen] = info.param;
+  return absl::StrCat(model_type, "_", Name(dtype), frozen ? "_frozen" : "");
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, VerifyTest,
-                         testing::Combine(testing::Values(kLlama, kPhi3, kGpt2, kNemotron, kClamped),
+                         testing::Combine(testing::ValuesIn(ModelTypes()), testing::Values(DType::kF32),
+                                          testing::Values(false)),
+                         CaseName);
+INSTANTIATE_TEST_SUITE_P(DTypes, VerifyTest,
+                         testing::Combine(testing::Values("llama", "phi3", "gpt2", "nemotron", "clamped"),
                                           testing::Values(DType::kF32, DType::kBF16, DType::kF64), testing::Bool()),
-                         [](const auto& info) {
-                           return absl::StrCat(std::get<0>(info.param).model_type, "_", Name(std::get<1>(info.param)),
-                                               std::get<2>(info.param) ? "_frozen" : "");
-                         });
+                         CaseName);
 
 }  // namespace
 }  // namespace shardmlp

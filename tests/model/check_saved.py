@@ -7,17 +7,16 @@ import sys
 import tempfile
 
 import torch
+import transformers
 from rounding import rounded
 from safetensors.torch import load_file
-from transformers import AutoModel, AutoModelForCausalLM, logging
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64}
 
 
 def load(folder):
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
-    auto_class = AutoModelForCausalLM if architecture.endswith(("ForCausalLM", "LMHeadModel")) else AutoModel
-    return auto_class.from_pretrained(folder, dtype=torch.float64)
+    return getattr(transformers, architecture).from_pretrained(folder, dtype=torch.float64)
 
 
 def check(case, dtype_name):
@@ -39,8 +38,8 @@ def check(case, dtype_name):
 
 
 def main(models):
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     cases = sorted(path for path in models.iterdir() if path.is_dir())
     assert cases, models
     for case in cases:

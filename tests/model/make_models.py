@@ -41,7 +41,7 @@ def family(name, **config):
 
 def cases():
     """Name -> (config, model class, dtype, config.json's keys to overwrite, save_pretrained's arguments)."""
-    lm, base = transformers.AutoModelForCausalLM, transformers.AutoModel
+    lm, base, masked = transformers.AutoModelForCausalLM, transformers.AutoModel, transformers.AutoModelForMaskedLM
     shards = dict(max_shard_size="4KB")
     yield "llama", family("Llama"), lm, torch.float32, {}, {}
     yield "llama_biased", family("Llama", mlp_bias=True), lm, torch.float32, {}, {}
@@ -78,6 +78,13 @@ def cases():
     yield "starcoder2", family("Starcoder2"), lm, torch.float32, {}, {}
     yield "starcoder2_unbiased", family("Starcoder2", use_bias=False), base, torch.float32, {}, {}
     yield "phi", family("Phi"), lm, torch.float32, {}, {}
+    yield "opt", family("OPT", ffn_dim=24), lm, torch.float32, {}, {}
+    yield "opt_unbiased", family("OPT", ffn_dim=24, enable_bias=False), lm, torch.bfloat16, {}, shards
+    yield "opt_base", family("OPT", ffn_dim=24, activation_function="gelu"), base, torch.float32, {}, {}
+    yield "bert", family("Bert"), masked, torch.float32, {}, {}
+    yield "bert_base", family("Bert", hidden_act="gelu_new"), base, torch.bfloat16, {}, shards
+    yield "modernbert", family("ModernBert"), masked, torch.float32, {}, {}
+    yield "modernbert_biased", family("ModernBert", mlp_bias=True), base, torch.float32, {}, shards
 
 
 def activation_name(activation):
@@ -99,48 +106,61 @@ LINEARS = [
     (["c_fc"], "c_proj"),
     (["fc1"], "fc2"),
     (["dense_h_to_4h"], "dense_4h_to_h"),
+    (["intermediate.dense"], "output.dense"),
+    (["Wi"], "Wo"),
 ]
+ACTIVATIONS = ["act_fn", "activation_fn", "act", "intermediate.intermediate_act_fn"]
+
+# The modules within a layer that compute its MLP, one after another, where it has none of its own.
+CHAINS = {"opt": ["fc1", "activation_fn", "fc2"], "bert": ["intermediate", "output.dense"]}
 
 
 def mlp_parts(mlp):
-    """The module's activation and its parameters as a layer stores them: weights [out, in], gate rows first."""
-    ups, down = next((ups, down) for ups, down in LINEARS if all(hasattr(mlp, name) for name in [*ups, down]))
-    ups, down = [getattr(mlp, name) for name in ups], getattr(mlp, down)
+    """The activation and the parameters of what holds an MLP, as a layer stores them: weights [out, in], gate rows
+    first."""
+    modules = dict(mlp.named_modules())
+    ups, down = next((ups, down) for ups, down in LINEARS if modules.keys() >= {*ups, down})
+    ups, down = [modules[name] for name in ups], modules[down]
     turned = type(down).__name__ == "Conv1D"  # [in, out]
     weights = [linear.weight.T if turned else linear.weight for linear in [*ups, down]]
     parts = {"gate_up": torch.cat(weights[:-1]), "down": weights[-1]}
     if down.bias is not None:
         parts["gate_up_bias"] = torch.cat([up.bias for up in ups])
         parts["down_bias"] = down.bias
-    return next(getattr(mlp, name) for name in ("act_fn", "activation_fn", "act") if hasattr(mlp, name)), parts
+    return next(modules[name] for name in ACTIVATIONS if name in modules), parts
 
 
-def check_output(mlp, formula, gated, parts):
+def check_output(chain, formula, gated, parts):
     x = torch.randn(5, parts["gate_up"].shape[1], dtype=torch.float64)
     inner = x @ parts["gate_up"].T + parts.get("gate_up_bias", 0)
     gate, up = inner.chunk(2, dim=-1) if gated else (inner, 1)
     expected = (formula(gate) * up) @ parts["down"].T + parts.get("down_bias", 0)
-    torch.testing.assert_close(mlp(x), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch.nn.Sequential(*chain)(x), expected, rtol=1e-12, atol=1e-12)
 
 
 def write_expected(folder, model):
-    mlps = {name: module for name, module in model.named_modules() if name.endswith(".mlp")}
-    names = {name: list(p.shape) for name, p in model.named_parameters() if name.rpartition(".mlp.")[0]}
+    first, *rest = CHAINS.get(model.config.model_type, ["mlp"])
+    firsts = [name for name, _ in model.named_modules() if name.endswith("." + first)]
+    tensors = {}
     (folder / "expected").mkdir()
-    for layer, mlp in enumerate(mlps.values()):
-        activation, parts = mlp_parts(mlp)
+    for layer, path in enumerate(firsts):
+        owner = model.get_submodule(path.removesuffix("." + first))
+        chain = [owner.get_submodule(part) for part in (first, *rest)]
+        mlp_tensors = {id(p) for module in chain for p in module.parameters()}
+        tensors |= {name: list(p.shape) for name, p in model.named_parameters() if id(p) in mlp_tensors}
+        activation, parts = mlp_parts(owner if rest else chain[0])
         intermediate = parts["down"].shape[1]
         gated = parts["gate_up"].shape[0] == 2 * intermediate
         name = activation_name(activation)
-        check_output(mlp, FORMULAS[name], gated, parts)
+        check_output(chain, FORMULAS[name], gated, parts)
         for part, values in parts.items():
             for dtype_name, dtype in DTYPES.items():
                 exact = rounded(values.contiguous(), dtype).to(torch.float64)
                 (folder / "expected" / f"{layer}.{part}.{dtype_name}").write_bytes(exact.numpy().tobytes())
     return {
         "model_type": model.config.model_type,
-        "modules": list(mlps),
-        "tensors": names,
+        "modules": firsts,
+        "tensors": tensors,
         "activation": name,
         "gated": gated,
         "hidden_size": parts["gate_up"].shape[1],

@@ -53,6 +53,12 @@ TEST(ModelConfigTest, KeysThatAreMissingHaveTransformersDefaults) {
   EXPECT_EQ(gpt2->mlp.intermediate_size, 64);
   EXPECT_EQ(gpt2->mlp.activation.kind, ActivationKind::kGeluTanh);
   EXPECT_TRUE(gpt2->mlp.gate_up_bias && gpt2->mlp.down_bias);
+
+  const auto opt = Parse({{"model_type", "opt"}, {"hidden_size", 16}, {"ffn_dim", 24}, {"num_hidden_layers", 2}});
+  ASSERT_TRUE(opt.ok()) << opt.status();
+  EXPECT_EQ(opt->mlp.activation.kind, ActivationKind::kRelu);
+  EXPECT_FALSE(opt->mlp.activation.gated);
+  EXPECT_TRUE(opt->mlp.gate_up_bias && opt->mlp.down_bias);
 }
 
 TEST(ModelConfigTest, ABiasIsReadFromTheKeyOfTheFamilyAlone) {
@@ -62,6 +68,9 @@ TEST(ModelConfigTest, ABiasIsReadFromTheKeyOfTheFamilyAlone) {
   qwen2["model_type"] = "qwen2";
   qwen2["mlp_bias"] = true;  // transformers' qwen2 has no such key
   EXPECT_FALSE(Parse(qwen2)->mlp.down_bias);
+  const json opt = {
+      {"model_type", "opt"}, {"hidden_size", 16}, {"ffn_dim", 24}, {"num_hidden_layers", 2}, {"enable_bias", false}};
+  EXPECT_FALSE(Parse(opt)->mlp.gate_up_bias);
 }
 
 TEST(ModelConfigTest, RefusesAnActivationByNameAndKey) {
@@ -83,6 +92,14 @@ TEST(ModelConfigTest, RefusesWhatChangesTheArithmetic) {
   EXPECT_TRUE(IsUnsupported(ParseWith("activation_dropout", 0.1), {"activation_dropout is 0.1"}));
 }
 
+TEST(ModelConfigTest, RefusesModernBertsDropoutInsideTheMlp) {
+  json modernbert = LlamaJson();
+  modernbert["model_type"] = "modernbert";
+  EXPECT_TRUE(Parse(modernbert).ok());
+  modernbert["mlp_dropout"] = 0.1;
+  EXPECT_TRUE(IsUnsupported(Parse(modernbert), {"mlp_dropout is 0.1", "ahead of the down projection"}));
+}
+
 TEST(ModelConfigTest, AcceptsTheSameKeysWhereTheyDoNothing) {
   EXPECT_TRUE(ParseWith("quantization_config", nullptr).ok());
   EXPECT_TRUE(ParseWith("mlp_multipliers", {1.0, 1}).ok());
@@ -94,6 +111,7 @@ TEST(ModelConfigTest, AcceptsTheSameKeysWhereTheyDoNothing) {
 
 TEST(ModelConfigTest, RefusesModelTypesByNameWithTheReason) {
   EXPECT_TRUE(IsUnsupported(ParseWith("model_type", "falcon_h1"), {"falcon_h1", "mlp_multipliers"}));
+  EXPECT_TRUE(IsUnsupported(ParseWith("model_type", "gemma3"), {"gemma3", "multimodal", "gemma3_text"}));
   EXPECT_TRUE(IsUnsupported(ParseWith("model_type", "gemma3n"), {"gemma3n", "sparsity"}));
   EXPECT_TRUE(IsUnsupported(ParseWith("model_type", "apertus"), {"apertus", "xielu"}));
   EXPECT_TRUE(IsUnsupported(ParseWith("model_type", "bloom"), {"bloom", "residual"}));

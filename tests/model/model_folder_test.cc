@@ -126,6 +126,23 @@ TEST_F(ModelFolderTest, RefusesATensorThatIsMissing) {
   EXPECT_TRUE(IsCorrupt({"neither tensor model.layers.0.mlp.gate_proj.weight nor tensor layers.0.mlp.gate_proj"}));
 }
 
+TEST_F(ModelFolderTest, WhereAnMlpHasNoModuleOfItsOwnItsLinearsAloneAreChecked) {
+  const json config = {{"model_type", "bert"}, {"hidden_size", 2}, {"intermediate_size", 3}, {"num_hidden_layers", 1}};
+  std::vector<HandTensor> tensors = {{"bert.encoder.layer.0.intermediate.dense.weight", {3, 2}},
+                                     {"bert.encoder.layer.0.intermediate.dense.bias", {3}},
+                                     {"bert.encoder.layer.0.output.dense.weight", {2, 3}},
+                                     {"bert.encoder.layer.0.output.dense.bias", {2}},
+                                     {"bert.encoder.layer.0.output.LayerNorm.weight", {2}}};
+  Write(config, tensors);
+  const auto model = Open();
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ((*model)->spec().layers[0].module, "bert.encoder.layer.0.intermediate");
+  EXPECT_EQ((*model)->spec().tensors.size(), 4);
+  tensors.push_back({"bert.encoder.layer.0.output.dense.weight_scale", {1}});
+  Write(config, tensors);
+  EXPECT_TRUE(IsUnsupported({"bert.encoder.layer.0.output.dense.weight_scale\" is not part of a bert"}));
+}
+
 TEST_F(ModelFolderTest, RefusesABiasThatOnlyOneOfConfigAndFileHas) {
   auto tensors = LlamaTensors();
   tensors.push_back({"model.layers.0.mlp.down_proj.bias", {2}});
