@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+import transformers
 from transformers import (
-    AutoModelForCausalLM,
+    BertConfig,
     CohereConfig,
     FalconConfig,
     Gemma2Config,
@@ -18,8 +19,10 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    ModernBertConfig,
     NemotronConfig,
     Olmo2Config,
+    OPTConfig,
     Phi3Config,
     PhiConfig,
     PretrainedConfig,
@@ -61,13 +64,21 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "falcon": FalconConfig(**_COMMON, **_SIZES, ffn_hidden_size=80, bias=True),
     "starcoder2": Starcoder2Config(**_COMMON, **_SIZES, residual_dropout=0.1),
     "phi": PhiConfig(**_COMMON, **_SIZES),
+    "opt": OPTConfig(**_COMMON, **_SIZES, ffn_dim=80, word_embed_proj_dim=48),
+    "bert": BertConfig(**_COMMON, **_SIZES),
+    "modernbert": ModernBertConfig(**_COMMON, **_SIZES, mlp_bias=True),
 }
+
+# The modules within a layer that compute its MLP, one after another, where it has none of its own.
+_CHAINS = {"opt": ["fc1", "activation_fn", "fc2"], "bert": ["intermediate", "output.dense"]}
 
 
 def save_model(family: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
     """Saves a random model of ``family``, its biases and norms random too, to ``folder``."""
     torch.manual_seed(len(family))
-    model = AutoModelForCausalLM.from_config(FAMILIES[family])
+    config = FAMILIES[family]
+    masked = config.model_type in ("bert", "modernbert")
+    model = (transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM).from_config(config)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.05 * torch.randn_like(p))
@@ -77,7 +88,25 @@ def save_model(family: str, folder: Path, dtype: torch.dtype = torch.float32) ->
 
 def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Without dropout, so that two of them are twins."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    architecture = transformers.AutoConfig.from_pretrained(folder).architectures[0]
+    return getattr(transformers, architecture).from_pretrained(folder, dtype=dtype).eval()
+
+
+def mlps(model: PreTrainedModel) -> dict[str, torch.nn.Sequential]:
+    """Each layer's MLP, by the path of the module that its input is given to."""
+    first, *rest = _CHAINS.get(model.config.model_type, ["mlp"])
+    found = {}
+    for path, _ in model.named_modules():
+        if path.endswith("." + first):
+            owner = path.removesuffix(first)
+            found[path] = torch.nn.Sequential(*(model.get_submodule(owner + name) for name in (first, *rest)))
+    return found
+
+
+def mlp_names(model: PreTrainedModel) -> set[str]:
+    """The names of all MLPs' parameters."""
+    theirs = {id(p) for mlp in mlps(model).values() for p in mlp.parameters()}
+    return {name for name, p in model.named_parameters() if id(p) in theirs}
 
 
 def tokens(seed: int, batch: int = 2, length: int = 7) -> torch.Tensor:
@@ -86,7 +115,7 @@ def tokens(seed: int, batch: int = 2, length: int = 7) -> torch.Tensor:
 
 
 def loss_of(model: torch.nn.Module, seed: int, **sizes: int) -> torch.Tensor:
-    """The language-modelling loss of a random batch."""
+    """The language-modelling loss of a random batch; of a masked model, as if all were masked."""
     ids = tokens(seed, **sizes)
     return model(input_ids=ids, labels=ids).loss
 

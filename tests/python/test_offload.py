@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 import torch
-from models import load_model, loss_of, relative, tokens
+from models import load_model, loss_of, mlp_names, mlps, relative, tokens
 from torch import nn
 
 import shardmlp
@@ -16,14 +16,16 @@ import shardmlp
 def test_swapped_mlps_hold_no_memory_and_keep_their_names(folder, family, serve, offload):
     model = load_model(folder(family))
     before = {name: (p, p.shape, p.dtype) for name, p in model.named_parameters()}
-    mlp_bytes = sum(p.numel() * 4 for name, p in model.named_parameters() if ".mlp." in name)
+    names, paths = mlp_names(model), list(mlps(model))
+    mlp_bytes = sum(4 * model.get_parameter(name).numel() for name in names)
     remote = offload(model, serve(folder(family)))
     after = dict(model.named_parameters())
     assert list(after) == list(before)
     for name, (parameter, shape, dtype) in before.items():
         assert after[name] is parameter and parameter.dtype == dtype and parameter.requires_grad
-        assert parameter.shape == ((0,) if ".mlp." in name else shape), name
+        assert parameter.shape == ((0,) if name in names else shape), name
     assert sum(layer.freed_bytes for layer in remote.layers) == mlp_bytes
+    assert [layer.path for layer in remote.layers] == paths
     assert [layer.module.layer.layer for layer in remote.layers] == [0, 1, 2]
 
 
@@ -38,7 +40,7 @@ def test_report_names_what_was_swapped(folder, serve, offload):
 
 
 def test_base_model_without_its_prefix(folder, serve, offload):
-    for family, base in (("llama", "model"), ("gpt2", "transformer")):
+    for family, base in (("llama", "model"), ("gpt2", "transformer"), ("opt", "model"), ("bert", "bert")):
         model, local = load_model(folder(family)), load_model(folder(family))
         offload(getattr(model, base), serve(folder(family)))
         with torch.no_grad():
@@ -84,13 +86,14 @@ def test_mlps_that_never_were_in_memory(folder, serve, offload):
     assert relative(loss, expected) < 1e-5
 
 
-def lora(mlp):
-    class Adapted(nn.Module):
-        def __init__(self, base_layer):
-            super().__init__()
-            self.base_layer = base_layer
-            self.lora_A = nn.Linear(48, 2, bias=False)
+class Adapted(nn.Module):
+    def __init__(self, base_layer):
+        super().__init__()
+        self.base_layer = base_layer
+        self.lora_A = nn.Linear(48, 2, bias=False)
 
+
+def lora(mlp):
     mlp.up_proj = Adapted(mlp.up_proj)
 
 
@@ -164,16 +167,37 @@ def test_what_the_server_would_not_compute_is_refused_by_name(folder, serve, off
     offload(load_model(folder("llama")), server)  # the refusal left the trainer's place free
 
 
+@pytest.mark.parametrize(
+    "family, change, message",
+    [
+        ("opt", lambda layer: layer.fc2.register_forward_hook(print), "fc2: it has a hook"),
+        ("opt", lambda layer: setattr(layer, "fc2", nn.Linear(80, 48, bias=False)), "fc2.bias: the server has"),
+        ("opt", lambda layer: setattr(layer, "activation_fn", nn.GELU()), "activation_fn: it differs from .* relu"),
+        ("opt", lambda layer: layer.fc2.weight.data.mul_(1.5), "fc1: its output differs from the server's by"),
+        ("bert", lambda layer: setattr(layer.intermediate, "intermediate_act_fn", nn.ReLU()), "intermediate_act_fn: it"),
+        ("bert", lambda layer: setattr(layer.output, "dense", Adapted(layer.output.dense)), "output.dense.base_layer.weight: .*adapters"),
+    ],
+)
+def test_every_part_of_an_mlp_without_a_module_of_its_own_is_checked(folder, serve, offload, family, change, message):
+    model = load_model(folder(family))
+    path = list(mlps(model))[1].rpartition(".")[0]
+    change(model.get_submodule(path))
+    with pytest.raises(ValueError, match=f"cannot offload {path}.*{message}"):
+        offload(model, serve(folder(family)))
+    assert not any(isinstance(module, shardmlp.RemoteMLP) for module in model.modules())
+
+
 def test_model_of_another_size_is_refused(folder, serve, offload):
     with pytest.raises(ValueError, match="cannot offload model.layers.0.mlp: the server owns it"):
         offload(load_model(folder("gpt2")), serve(folder("llama")))
 
 
-def test_second_offload_is_refused(folder, serve, offload):
-    model = load_model(folder("llama"))
-    server = serve(folder("llama"))
+@pytest.mark.parametrize("family, path", [("llama", "model.layers.0.mlp"), ("opt", "model.decoder.layers.0.fc1")])
+def test_second_offload_is_refused(folder, serve, offload, family, path):
+    model = load_model(folder(family))
+    server = serve(folder(family))
     offload(model, server)
-    with pytest.raises(ValueError, match="cannot offload model.layers.0.mlp: it is offloaded already"):
+    with pytest.raises(ValueError, match=f"cannot offload {path}: it is offloaded already"):
         offload(model, server)
 
 
@@ -200,6 +224,19 @@ def test_output_dropout_stays_with_the_trainer(folder, serve, offload, family, p
         assert bool((expected == 0).any()) == training
         assert torch.equal(y == 0, expected == 0)
         assert relative(y, expected) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["opt", "bert", "gpt2", "starcoder2"])
+def test_training_mode_drops_the_same(folder, serve, offload, family):
+    """Dropout, residual and norm around an MLP stay as they were, wherever the family has them."""
+    model, local = load_model(folder(family)).train(), load_model(folder(family)).train()
+    offload(model, serve(folder(family)))
+    losses = []
+    for each in (model, local):
+        torch.manual_seed(3)
+        losses.append(loss_of(each, seed=1))
+    assert relative(*losses) < 1e-5
+    assert relative(losses[1], loss_of(local.eval(), seed=1)) > 1e-4  # something was dropped
 
 
 def test_offloaded_model_is_not_copied_or_pickled(folder, serve, offload):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -18,6 +19,13 @@ _OUTPUT_DROPOUT: dict[str, Callable[[nn.Module], nn.Module]] = {
     "gpt2": lambda mlp: mlp.dropout,
     "starcoder2": lambda mlp: nn.Dropout(mlp.residual_dropout),
 }
+
+# Where an MLP has no module of its own: what computes it after the module that the server names, of the same parent.
+# Dropout, residual and norm that follow stay with the trainer.
+_FOLLOWERS: dict[str, list[str]] = {"opt": ["activation_fn", "fc2"], "bert": ["output.dense"]}
+
+# What an MLP's activation is called.
+_ACTIVATION_NAMES = ("act_fn", "activation_fn", "act", "intermediate_act_fn")
 
 # Linear layers of transformers' own. Falcon's differs from torch's in rounding alone.
 _LINEARS = {"Conv1D", "FalconLinear"}
@@ -38,14 +46,31 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @dataclass(frozen=True)
-class Match:
-    """A layer of the server and the module, at ``path`` in the model, that it replaces."""
+class Part:
+    """A module, at ``path`` in the model, that computes an MLP or a part of one."""
 
-    layer: _native.Layer
     path: str
     module: nn.Module
-    tensors: dict[str, _native.Tensor]  # by parameter name in `module`
+    tensors: dict[str, _native.Tensor]  # the server's, by parameter name in `module`
+
+
+@dataclass(frozen=True)
+class Match:
+    """A layer of the server and what it replaces, one after another: a module, or several where the MLP has none of its
+    own."""
+
+    layer: _native.Layer
+    parts: list[Part]
     output_dropout: nn.Module | None
+
+    @property
+    def path(self) -> str:
+        """Of the module that x is given to."""
+        return self.parts[0].path
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The model's, in the server's order."""
+        return [part.module.get_parameter(name) for part in self.parts for name in part.tensors]
 
 
 def match_layers(model: nn.Module, served: _native.ServedModel) -> list[Match]:
@@ -60,15 +85,16 @@ def match_layers(model: nn.Module, served: _native.ServedModel) -> list[Match]:
 def check_outputs(match: Match, connection: Connection) -> None:
     """Raises ValueError where module and server give different outputs: other weights, or another computation. A few
     rows tell them apart; how exact the server is does not matter here."""
-    parameter = next(match.module.parameters())
-    if any(p.is_meta for p in match.module.parameters()):
+    parameters = match.parameters()
+    if any(p.is_meta for p in parameters):
         return
+    mlp = nn.Sequential(*(part.module for part in match.parts))
     generator = torch.Generator().manual_seed(match.layer.layer)
-    x = torch.randn(4, match.layer.hidden_size, generator=generator).to(parameter)
-    modes = [(module, module.training) for module in match.module.modules()]
-    match.module.eval()
+    x = torch.randn(4, match.layer.hidden_size, generator=generator).to(parameters[0])
+    modes = [(module, module.training) for module in mlp.modules()]
+    mlp.eval()
     with torch.no_grad():
-        expected = match.module(x).double().cpu()
+        expected = mlp(x).double().cpu()
     for module, training in modes:
         module.training = training
     got, _ = connection.forward(match.layer.layer, x, match.layer.output_size)
@@ -83,17 +109,26 @@ def check_outputs(match: Match, connection: Connection) -> None:
 
 
 def _match(model: nn.Module, served: _native.ServedModel, layer: _native.Layer, paths: dict[str, list[str]]) -> Match:
-    path = _find(layer.module, paths)
-    module = model.get_submodule(path)
-    if isinstance(module, RemoteMLP):
-        _refuse(path, "it is offloaded already")
-    prefix = layer.module + "."
-    tensors = {t.name.removeprefix(prefix): t for t in served.tensors if t.layer == layer.layer}
-    _check_tensors(path, module, tensors)
-    dropout = _OUTPUT_DROPOUT[served.model_type](module) if served.model_type in _OUTPUT_DROPOUT else None
-    _check_modules(path, module, dropout)
-    _check_activation(path, module, layer)
-    return Match(layer, path, module, tensors, dropout)
+    owner, _, first = layer.module.rpartition(".")
+    tensors = [t for t in served.tensors if t.layer == layer.layer]
+    parts = []
+    for name in (first, *_FOLLOWERS.get(served.model_type, ())):
+        path = _find(f"{owner}.{name}", paths)
+        prefix = f"{owner}.{name}."
+        own = {t.name.removeprefix(prefix): t for t in tensors if t.name.startswith(prefix)}
+        parts.append(Part(path, model.get_submodule(path), own))
+    if isinstance(parts[0].module, RemoteMLP):
+        _refuse(parts[0].path, "it is offloaded already")
+    matched = {t.name for part in parts for t in part.tensors.values()}
+    if left := [t.name for t in tensors if t.name not in matched]:
+        _refuse(parts[0].path, f"the server has {left[0]}, and where that is in a {served.model_type} is not known here")
+    find_dropout = _OUTPUT_DROPOUT.get(served.model_type)
+    dropout = None if find_dropout is None else find_dropout(parts[0].module)
+    for part in parts:
+        _check_tensors(part)
+        _check_modules(part, dropout)
+    _check_activation(parts, layer)
+    return Match(layer, parts, dropout)
 
 
 def _find(module: str, paths: dict[str, list[str]]) -> str:
@@ -107,7 +142,8 @@ def _find(module: str, paths: dict[str, list[str]]) -> str:
     raise ValueError(f"cannot offload {module}: the server owns it and the model has no such module")
 
 
-def _check_tensors(path: str, module: nn.Module, tensors: dict[str, _native.Tensor]) -> None:
+def _check_tensors(part: Part) -> None:
+    path, module, tensors = part.path, part.module, part.tensors
     local = dict(module.named_parameters())
     for name, p in local.items():
         if name not in tensors:
@@ -132,9 +168,9 @@ def _check_tensors(path: str, module: nn.Module, tensors: dict[str, _native.Tens
         _refuse(f"{path}.{name}", "the server has no such buffer")
 
 
-def _check_modules(path: str, module: nn.Module, output_dropout: nn.Module | None) -> None:
-    for name, child in module.named_modules():
-        where = f"{path}.{name}" if name else path
+def _check_modules(part: Part, output_dropout: nn.Module | None) -> None:
+    for name, child in part.module.named_modules():
+        where = f"{part.path}.{name}" if name else part.path
         if any((child._forward_hooks, child._forward_pre_hooks, child._backward_hooks, child._backward_pre_hooks)):
             _refuse(where, "it has a hook, which would no longer run; register it after offload")
         if "forward" in vars(child):
@@ -145,20 +181,25 @@ def _check_modules(path: str, module: nn.Module, output_dropout: nn.Module | Non
             _refuse(where, f"dropout {child.p} inside the MLP can't be honoured")
 
 
-def _check_activation(path: str, module: nn.Module, layer: _native.Layer) -> None:
-    name = next((name for name in ("act_fn", "activation_fn", "act") if callable(getattr(module, name, None))), None)
-    if name is None:
-        _refuse(
-            path,
-            f"a {type(module).__name__} has no activation that could be checked against the server's "
-            f"{layer.activation}",
-        )
+def _check_activation(parts: list[Part], layer: _native.Layer) -> None:
+    path, activation = _find_activation(parts)
     x = torch.linspace(-8, 8, 257, dtype=torch.float64)
     with torch.no_grad():
-        difference = (getattr(module, name)(x) - _ACTIVATIONS[layer.activation](x)).abs().max().item()
+        difference = (activation(x) - _ACTIVATIONS[layer.activation](x)).abs().max().item()
     if not difference < 1e-12:
-        _refuse(f"{path}.{name}", f"it differs from the server's {layer.activation} by {difference:.2g}")
+        _refuse(path, f"it differs from the server's {layer.activation} by {difference:.2g}")
 
 
-def _refuse(path: str, reason: str) -> None:
+def _find_activation(parts: list[Part]) -> tuple[str, Callable[[torch.Tensor], torch.Tensor]]:
+    """Its path, and what it is: a part by itself, or within one."""
+    for part in parts:
+        if part.path.rpartition(".")[2] in _ACTIVATION_NAMES:
+            return part.path, part.module
+        for name in _ACTIVATION_NAMES:
+            if callable(getattr(part.module, name, None)):
+                return f"{part.path}.{name}", getattr(part.module, name)
+    _refuse(parts[0].path, f"a {type(parts[0].module).__name__} has no activation that could be checked")
+
+
+def _refuse(path: str, reason: str) -> NoReturn:
     raise ValueError(f"cannot offload {path}: {reason}")

@@ -61,8 +61,7 @@ def offload(
     """
     connection = Connection(target, connections, timeouts)
     matches = match_layers(model, connection.model)
-    parameters = [m.module.get_parameter(name) for m in matches for name in m.tensors]
-    train = not connection.model.frozen and any(p.requires_grad for p in parameters)
+    train = not connection.model.frozen and any(p.requires_grad for m in matches for p in m.parameters())
     connection.open_session(Run(run_id, trainer_count, trainer_rank, train))
     try:
         if connection.session.position.step == 0:  # afterwards the server's weights are its own
@@ -109,7 +108,7 @@ class Remote:
         rows = [("layer", "module", "H", "I", "O", "activation", "trained", "freed MiB")]
         for offloaded in self.layers:
             layer = offloaded.module.layer
-            trained = [p.requires_grad for p in offloaded.module.parameters()]
+            trained = [p.requires_grad for p in offloaded.module.placeholders().values()]
             rows.append(
                 (
                     str(layer.layer),
@@ -230,10 +229,13 @@ class Remote:
         self.close()
 
     def _swap(self, match: Match) -> OffloadedLayer:
-        freed = sum(p.numel() * p.element_size() for p in match.module.parameters() if not p.is_meta)
-        module = RemoteMLP(match.module, match.layer, match.tensors, self._step, match.output_dropout)
-        parent, _, name = match.path.rpartition(".")
-        setattr(self.model.get_submodule(parent), name, module)
+        freed = sum(p.numel() * p.element_size() for p in match.parameters() if not p.is_meta)
+        first, *rest = match.parts
+        followers = [Placeholder(part.module, part.tensors, self._connection) for part in rest]
+        module = RemoteMLP(first.module, first.tensors, followers, match.layer, self._step, match.output_dropout)
+        for part, stand_in in zip(match.parts, [module, *followers]):
+            parent, _, name = part.path.rpartition(".")
+            setattr(self.model.get_submodule(parent), name, stand_in)
         return OffloadedLayer(match.path, module, freed)
 
 

@@ -11,82 +11,40 @@ from .errors import Error
 from .step import Step
 
 
-class RemoteMLP(nn.Module):
-    """An MLP whose weights a server owns: y = MLP(x), x [..., H] to y [..., O], in x's dtype (under autocast, in its).
+class Placeholder(nn.Module):
+    """Stands where a module of an MLP was, and holds its parameters without their memory. Where it is called, the
+    server has done its part already: it returns what it is given.
 
-    Its submodules and parameters have the original's names. The parameters are the original Parameter objects with
-    their memory taken away: zero elements, the same dtype and ``requires_grad``. In an optimizer's group they stand for
-    the server's tensors, and a ``grad`` of zero elements says that the server holds a gradient. ``state_dict()``
-    fetches the server's weights under these names, and ``load_state_dict()`` refuses weights that are not the server's.
-
-    Raises :class:`shardmlp.Error`, and :class:`shardmlp.StepAborted` where the step's attempt ended. Can't be copied,
-    pickled, or differentiated twice.
+    Its submodules and parameters have the original's names, and the parameters are the original Parameter objects.
     """
 
-    def __init__(
-        self,
-        original: nn.Module,
-        layer: _native.Layer,
-        tensors: dict[str, _native.Tensor],
-        step: Step,
-        output_dropout: nn.Module | None,
-    ) -> None:
+    def __init__(self, original: nn.Module, tensors: dict[str, _native.Tensor], connection: Connection) -> None:
         """``tensors``: what the server owns, by parameter name in ``original``, which is left without memory."""
-        super().__init__()
-        self.layer = layer
-        self._step = step
-        self._tensors = tensors
-        for name, tensor in tensors.items():
-            path, _, leaf = name.rpartition(".")
-            if path not in self._modules:
-                self.add_module(path, Placeholder(step.connection))
-            self._modules[path].take(leaf, original.get_parameter(name), tensor)
-        self.dropout = output_dropout
-        self.train(original.training)
-
-    @torch._disable_dynamo  # as torch.compiler.disable, which would import the compiler
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[-1:] != (self.layer.hidden_size,):
-            raise ValueError(f"{self.layer.module}: got x {list(x.shape)}, expected [..., {self.layer.hidden_size}]")
-        device = x.device.type
-        if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
-            x = x.to(torch.get_autocast_dtype(device))
-        check_dtype(x.dtype)
-        rows = x.reshape(-1, self.layer.hidden_size)
-        y = _RemoteFunction.apply(self.layer, self._step, rows, *map(self.get_parameter, self._tensors))
-        # Here, since a view that a Function returns can't be changed in place, as Falcon does with an MLP's output.
-        y = y.reshape(*x.shape[:-1], self.layer.output_size)
-        return y if self.dropout is None else self.dropout(y)
-
-    def placeholders(self) -> dict[str, nn.Parameter]:
-        """The Parameters that stand for the server's tensors, by the server's names."""
-        return {tensor.name: self.get_parameter(name) for name, tensor in self._tensors.items()}
-
-    def __reduce_ex__(self, protocol):
-        raise TypeError(
-            f"{self.layer.module} is offloaded to {self._step.connection.target} and can't be copied or "
-            "pickled: take model.state_dict(), which holds the server's tensors too, and offload the copy"
-        )
-
-    def extra_repr(self) -> str:
-        layer = self.layer
-        return (
-            f"{layer.module} on {self._step.connection.target}, H={layer.hidden_size}, I={layer.intermediate_size},"
-            f" O={layer.output_size}, {layer.activation}{', gated' if layer.gated else ''}"
-        )
-
-
-class Placeholder(nn.Module):
-    """Stands where a linear layer was, and holds its parameters without their memory."""
-
-    def __init__(self, connection: Connection) -> None:
         super().__init__()
         self.fetches = True  # whether state_dict() holds the server's weights
         self._connection = connection
-        self._tensors: dict[str, _native.Tensor] = {}
+        self._tensors: dict[str, _native.Tensor] = {}  # by parameter name, without those of submodules
+        inner: dict[str, dict[str, _native.Tensor]] = {}
+        for path, tensor in tensors.items():
+            child, dot, name = path.partition(".")
+            if dot:
+                inner.setdefault(child, {})[name] = tensor
+            else:
+                self._take(path, original.get_parameter(path), tensor)
+        for child, its_tensors in inner.items():
+            self.add_module(child, Placeholder(original.get_submodule(child), its_tensors, connection))
+        self.train(original.training)
 
-    def take(self, name: str, parameter: nn.Parameter, tensor: _native.Tensor) -> None:
-        """Frees ``parameter``'s memory and holds it as ``name``, which stands for the server's ``tensor``."""
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def placeholders(self) -> dict[str, nn.Parameter]:
+        """The Parameters that stand for the server's tensors, by the server's names."""
+        own = {tensor.name: self.get_parameter(name) for name, tensor in self._tensors.items()}
+        children = (child for child in self.children() if isinstance(child, Placeholder))
+        return own | {name: p for child in children for name, p in child.placeholders().items()}
+
+    def _take(self, name: str, parameter: nn.Parameter, tensor: _native.Tensor) -> None:
         empty = torch.empty(0, dtype=parameter.dtype, device="cpu" if parameter.is_meta else parameter.device)
         if parameter.is_meta:
             parameter = nn.Parameter(empty, parameter.requires_grad)
@@ -113,6 +71,68 @@ class Placeholder(nn.Module):
                     f"{prefix + name}: differs from the server's weights, which only a server that starts with this "
                     "model, or remote.restore() of a checkpoint, can replace"
                 )
+
+
+class RemoteMLP(Placeholder):
+    """An MLP whose weights a server owns: y = MLP(x), x [..., H] to y [..., O], in x's dtype (under autocast, in its).
+
+    Its submodules and parameters have the original's names. The parameters are the original Parameter objects with
+    their memory taken away: zero elements, the same dtype and ``requires_grad``. In an optimizer's group they stand for
+    the server's tensors, and a ``grad`` of zero elements says that the server holds a gradient. ``state_dict()``
+    fetches the server's weights under these names, and ``load_state_dict()`` refuses weights that are not the server's.
+
+    Raises :class:`shardmlp.Error`, and :class:`shardmlp.StepAborted` where the step's attempt ended. Can't be copied,
+    pickled, or differentiated twice.
+    """
+
+    def __init__(
+        self,
+        original: nn.Module,
+        tensors: dict[str, _native.Tensor],
+        followers: list[Placeholder],
+        layer: _native.Layer,
+        step: Step,
+        output_dropout: nn.Module | None,
+    ) -> None:
+        """``followers``: what stands for the rest of the MLP, where ``original`` is its first module alone. The others
+        as in :class:`Placeholder`."""
+        super().__init__(original, tensors, step.connection)
+        self.layer = layer
+        self._step = step
+        self._followers = followers  # in a list, so that they are submodules of their own parent alone
+        self.dropout = output_dropout
+        self.train(original.training)
+
+    @torch._disable_dynamo  # as torch.compiler.disable, which would import the compiler
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[-1:] != (self.layer.hidden_size,):
+            raise ValueError(f"{self.layer.module}: got x {list(x.shape)}, expected [..., {self.layer.hidden_size}]")
+        device = x.device.type
+        if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+            x = x.to(torch.get_autocast_dtype(device))
+        check_dtype(x.dtype)
+        rows = x.reshape(-1, self.layer.hidden_size)
+        y = _RemoteFunction.apply(self.layer, self._step, rows, *self.placeholders().values())
+        # Here, since a view that a Function returns can't be changed in place, as Falcon does with an MLP's output.
+        y = y.reshape(*x.shape[:-1], self.layer.output_size)
+        return y if self.dropout is None else self.dropout(y)
+
+    def placeholders(self) -> dict[str, nn.Parameter]:
+        """The Parameters that stand for the server's tensors, its followers' too, by the server's names."""
+        return super().placeholders() | {name: p for f in self._followers for name, p in f.placeholders().items()}
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError(
+            f"{self.layer.module} is offloaded to {self._step.connection.target} and can't be copied or "
+            "pickled: take model.state_dict(), which holds the server's tensors too, and offload the copy"
+        )
+
+    def extra_repr(self) -> str:
+        layer = self.layer
+        return (
+            f"{layer.module} on {self._step.connection.target}, H={layer.hidden_size}, I={layer.intermediate_size},"
+            f" O={layer.output_size}, {layer.activation}{', gated' if layer.gated else ''}"
+        )
 
 
 class _RemoteFunction(torch.autograd.Function):
