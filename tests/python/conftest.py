@@ -82,6 +82,12 @@ class Server:
         return float(values.get(series, 0))
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """What a test draws at random does not depend on the tests before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     """folder(family) -> the path of its model, made once."""
@@ -90,7 +96,8 @@ def folder(tmp_path_factory):
     def of(family: str, dtype: torch.dtype = torch.float32) -> Path:
         key = f"{family}-{dtype}".replace("torch.", "")
         if key not in made:
-            made[key] = save_model(family, tmp_path_factory.mktemp(key), dtype)
+            with torch.random.fork_rng():
+                made[key] = save_model(family, tmp_path_factory.mktemp(key), dtype)
         return made[key]
 
     return of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from models import load_model, loss_of, mlp_names, mlps, relative, tokens
 from torch import nn
 
 import shardmlp
+from shardmlp.matching import match_layers
 
 
 def test_swapped_mlps_hold_no_memory_and_keep_their_names(folder, family, serve, offload):
@@ -129,6 +131,14 @@ def inner_dropout(mlp):
     mlp.drop = nn.Dropout(0.1)
 
 
+def other_class(layer):
+    class OtherLayer(type(layer)):
+        def forward(self, *args, **kwargs):
+            return super().forward(*args, **kwargs)
+
+    layer.__class__ = OtherLayer
+
+
 def quantized_linear(mlp):
     class Linear4bit(nn.Linear):
         pass
@@ -173,9 +183,10 @@ def test_what_the_server_would_not_compute_is_refused_by_name(folder, serve, off
         ("opt", lambda layer: layer.fc2.register_forward_hook(print), "fc2: it has a hook"),
         ("opt", lambda layer: setattr(layer, "fc2", nn.Linear(80, 48, bias=False)), "fc2.bias: the server has"),
         ("opt", lambda layer: setattr(layer, "activation_fn", nn.GELU()), "activation_fn: it differs from .* relu"),
+        ("opt", other_class, "fc1: the layer's forward is .*OtherLayer.forward, expected OPTDecoderLayer.forward"),
         ("opt", lambda layer: layer.fc2.weight.data.mul_(1.5), "fc1: its output differs from the server's by"),
-        ("bert", lambda layer: setattr(layer.intermediate, "intermediate_act_fn", nn.ReLU()), "intermediate_act_fn: it"),
-        ("bert", lambda layer: setattr(layer.output, "dense", Adapted(layer.output.dense)), "output.dense.base_layer.weight: .*adapters"),
+        ("bert", lambda layer: setattr(layer.intermediate, "intermediate_act_fn", nn.ReLU()), "intermediate_act_fn: "),
+        ("bert", lambda layer: setattr(layer.output, "dense", Adapted(layer.output.dense)), "dense.base_layer.*adapt"),
     ],
 )
 def test_every_part_of_an_mlp_without_a_module_of_its_own_is_checked(folder, serve, offload, family, change, message):
@@ -185,6 +196,14 @@ def test_every_part_of_an_mlp_without_a_module_of_its_own_is_checked(folder, ser
     with pytest.raises(ValueError, match=f"cannot offload {path}.*{message}"):
         offload(model, serve(folder(family)))
     assert not any(isinstance(module, shardmlp.RemoteMLP) for module in model.modules())
+
+
+def test_tensors_of_a_family_that_only_the_server_knows(folder, serve):
+    """As where the server is newer than this package."""
+    served = shardmlp.connection.Connection(serve(folder("opt")).target, 1, shardmlp.Timeouts()).model
+    unknown = SimpleNamespace(model_type="opt2", layers=served.layers, tensors=served.tensors)
+    with pytest.raises(ValueError, match="layers.0.fc1: where .*layers.0.fc2.weight is in a opt2 model is not"):
+        match_layers(load_model(folder("opt")), unknown)
 
 
 def test_model_of_another_size_is_refused(folder, serve, offload):

@@ -20,9 +20,20 @@ _OUTPUT_DROPOUT: dict[str, Callable[[nn.Module], nn.Module]] = {
     "starcoder2": lambda mlp: nn.Dropout(mlp.residual_dropout),
 }
 
-# Where an MLP has no module of its own: what computes it after the module that the server names, of the same parent.
-# Dropout, residual and norm that follow stay with the trainer.
-_FOLLOWERS: dict[str, list[str]] = {"opt": ["activation_fn", "fc2"], "bert": ["output.dense"]}
+
+@dataclass(frozen=True)
+class _Spread:
+    """Of an MLP without a module of its own: the forward that runs its parts, and those after the one that the server
+    names. Dropout, residual and norm that come next stay with the trainer."""
+
+    forward: str
+    followers: tuple[str, ...]
+
+
+_SPREADS = {
+    "opt": _Spread("OPTDecoderLayer.forward", ("activation_fn", "fc2")),
+    "bert": _Spread("BertLayer.forward", ("output.dense",)),
+}
 
 # What an MLP's activation is called.
 _ACTIVATION_NAMES = ("act_fn", "activation_fn", "act", "intermediate_act_fn")
@@ -109,19 +120,9 @@ def check_outputs(match: Match, connection: Connection) -> None:
 
 
 def _match(model: nn.Module, served: _native.ServedModel, layer: _native.Layer, paths: dict[str, list[str]]) -> Match:
-    owner, _, first = layer.module.rpartition(".")
-    tensors = [t for t in served.tensors if t.layer == layer.layer]
-    parts = []
-    for name in (first, *_FOLLOWERS.get(served.model_type, ())):
-        path = _find(f"{owner}.{name}", paths)
-        prefix = f"{owner}.{name}."
-        own = {t.name.removeprefix(prefix): t for t in tensors if t.name.startswith(prefix)}
-        parts.append(Part(path, model.get_submodule(path), own))
+    parts = _find_parts(model, served, layer, paths)
     if isinstance(parts[0].module, RemoteMLP):
         _refuse(parts[0].path, "it is offloaded already")
-    matched = {t.name for part in parts for t in part.tensors.values()}
-    if left := [t.name for t in tensors if t.name not in matched]:
-        _refuse(parts[0].path, f"the server has {left[0]}, and where that is in a {served.model_type} is not known here")
     find_dropout = _OUTPUT_DROPOUT.get(served.model_type)
     dropout = None if find_dropout is None else find_dropout(parts[0].module)
     for part in parts:
@@ -129,6 +130,28 @@ def _match(model: nn.Module, served: _native.ServedModel, layer: _native.Layer, 
         _check_modules(part, dropout)
     _check_activation(parts, layer)
     return Match(layer, parts, dropout)
+
+
+def _find_parts(
+    model: nn.Module, served: _native.ServedModel, layer: _native.Layer, paths: dict[str, list[str]]
+) -> list[Part]:
+    owner, _, first = layer.module.rpartition(".")
+    spread = _SPREADS.get(served.model_type)
+    tensors = {t.name: t for t in served.tensors if t.layer == layer.layer}
+    parts = []
+    for name in (first, *(spread.followers if spread else ())):
+        path = _find(f"{owner}.{name}", paths)
+        prefix = f"{owner}.{name}."
+        own = {t.removeprefix(prefix): tensors.pop(t) for t in list(tensors) if t.startswith(prefix)}
+        parts.append(Part(path, model.get_submodule(path), own))
+    path = parts[0].path
+    if tensors:
+        _refuse(path, f"where the server's {next(iter(tensors))} is in a {served.model_type} model is not known here")
+    if spread:
+        forward = type(model.get_submodule(path.rpartition(".")[0])).forward.__qualname__
+        if forward != spread.forward:
+            _refuse(path, f"the layer's forward is {forward}, expected {spread.forward}")
+    return parts
 
 
 def _find(module: str, paths: dict[str, list[str]]) -> str:
