@@ -55,4 +55,21 @@ absl::Status Validate(const Hyperparameters& hyperparameters) {
   return std::visit([](const auto& optimizer) { return Check(optimizer); }, hyperparameters);
 }
 
+absl::string_view Name(const Hyperparameters& hyperparameters) {
+  if (std::holds_alternative<AdamW>(hyperparameters)) return "adamw";
+  return std::holds_alternative<Sgd>(hyperparameters) ? "sgd" : "";
+}
+
+std::string Describe(const Hyperparameters& hyperparameters) {
+  if (const auto* adamw = std::get_if<AdamW>(&hyperparameters)) {
+    return absl::StrCat("adamw(learning_rate ", adamw->learning_rate, ", beta1 ", adamw->beta1, ", beta2 ",
+                        adamw->beta2, ", epsilon ", adamw->epsilon, ", weight_decay ", adamw->weight_decay, ")");
+  }
+  if (const auto* sgd = std::get_if<Sgd>(&hyperparameters)) {
+    return absl::StrCat("sgd(learning_rate ", sgd->learning_rate, ", momentum ", sgd->momentum, ", dampening ",
+                        sgd->dampening, ", weight_decay ", sgd->weight_decay, ", nesterov ", sgd->nesterov, ")");
+  }
+  return "frozen";
+}
+
 }  // namespace shardmlp

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <variant>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "kernels/matrix.h"
 
 namespace shardmlp {
@@ -39,6 +41,12 @@ using Hyperparameters = std::variant<AdamW, Sgd, KeepFrozen>;
 
 // INVALID_ARGUMENT naming the hyperparameter, its value and its range.
 absl::Status Validate(const Hyperparameters& hyperparameters);
+
+// "adamw", "sgd", or "" for KeepFrozen.
+absl::string_view Name(const Hyperparameters& hyperparameters);
+
+// "adamw(learning_rate 0.001, ...)", for messages.
+std::string Describe(const Hyperparameters& hyperparameters);
 
 // One tensor's update. All matrices have one shape. `gradient`, `master`, `moment1` and `moment2` are in the
 // accumulator dtype; `weights` is in the model's, and is master rounded to it.

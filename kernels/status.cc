@@ -14,7 +14,7 @@ constexpr absl::string_view kMetadataUrl = "shardmlp/metadata";
 constexpr char kUnit = '\x1f';
 constexpr char kRecord = '\x1e';
 
-constexpr std::array<absl::string_view, 39> kNames = {
+constexpr std::array<absl::string_view, 40> kNames = {
     "UNSPECIFIED",
     "INVALID_ARGUMENT",
     "INVALID_SHAPE",
@@ -36,6 +36,7 @@ constexpr std::array<absl::string_view, 39> kNames = {
     "ROW_COUNT_MISMATCH",
     "CONTRIBUTION_CONFLICT",
     "DECISION_CONFLICT",
+    "OPTIMIZER_MISMATCH",
     "NON_FINITE",
     "FROZEN",
     "OVERLOADED",

@@ -38,6 +38,7 @@ enum class Reason {
   kRowCountMismatch,      // rows said and rows counted differ
   kContributionConflict,  // one call id with two different dy
   kDecisionConflict,      // the attempt was decided otherwise
+  kOptimizerMismatch,     // the optimizer state is another optimizer's
   kNonFinite,
   kFrozen,  // weight gradients asked of a frozen server or read session
   kOverloaded,

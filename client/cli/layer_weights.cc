@@ -42,7 +42,7 @@ bool IsTransposed(const ServedModel& model) { return model.model_type == "gpt2";
 
 absl::StatusOr<Values> ReadValues(Client& client, const ClientTensor& tensor) {
   std::string bytes(tensor.byte_count(), 0);
-  SHARDMLP_RETURN_IF_ERROR(client.ReadTensor(tensor.name, absl::MakeSpan(bytes)));
+  SHARDMLP_RETURN_IF_ERROR(client.ReadTensor(tensor.name, absl::MakeSpan(bytes)).status());
   return DecodeElements(bytes, tensor.dtype);
 }
 

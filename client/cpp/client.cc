@@ -71,7 +71,7 @@ absl::StatusOr<std::unique_ptr<Session>> Client::OpenSession(const SessionOption
   return std::make_unique<Session>(*connections_, model_, response.session_id(), lease, FromProto(response.position()));
 }
 
-absl::Status Client::ReadTensor(const std::string& name, absl::Span<char> to) {
+absl::StatusOr<int64_t> Client::ReadTensor(const std::string& name, absl::Span<char> to) {
   const ClientTensor* const tensor = model_.FindTensor(name);
   if (tensor == nullptr) {
     return Error(absl::StatusCode::kNotFound, Reason::kUnknownTensor,

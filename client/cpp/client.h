@@ -44,7 +44,8 @@ class Client {
   absl::StatusOr<std::unique_ptr<Session>> OpenSession(const SessionOptions& options);
 
   // Fills `to`, of exactly the tensor's size, with its weights in the file's shape and ClientTensor::dtype.
-  absl::Status ReadTensor(const std::string& name, absl::Span<char> to);
+  // Returns the weights version that they are of: whoever reads several compares them.
+  absl::StatusOr<int64_t> ReadTensor(const std::string& name, absl::Span<char> to);
 
   absl::StatusOr<ClientCheckpoint> SaveCheckpoint(const std::string& name);
   // Ends the open attempt of every session; each then calls Resync.

@@ -55,6 +55,7 @@ ClientMemoryPlan FromProto(const v1::MemoryPlan& memory) {
 v1::CommitStepRequest ToProto(const CommitOptions& options) {
   v1::CommitStepRequest request;
   request.set_gradient_scale(options.gradient_scale);
+  request.set_fresh_optimizer(options.fresh_optimizer);
   for (const ClientParameterGroup& group : options.groups) {
     v1::ParameterGroup& to = *request.add_groups();
     to.mutable_tensors()->Assign(group.tensors.begin(), group.tensors.end());

@@ -27,6 +27,7 @@ class TensorStream : public grpc::ClientReadReactor<v1::ReadTensorResponse> {
   grpc::ClientContext& context() { return context_; }
   // For after the call is over. Why this side ended it, if it did.
   const absl::Status& failure() const { return failure_; }
+  int64_t weights_version() const { return weights_version_; }
   absl::Status CheckComplete() const {
     if (received_ == static_cast<int64_t>(to_.size())) return absl::OkStatus();
     return absl::UnavailableError(absl::StrCat("cut short after ", received_, " of ", to_.size(), " bytes"));
@@ -73,7 +74,7 @@ class TensorStream : public grpc::ClientReadReactor<v1::ReadTensorResponse> {
 
 }  // namespace
 
-absl::Status ReadTensorOnce(Connections& connections, const std::string& name, absl::Span<char> to) {
+absl::StatusOr<int64_t> ReadTensorOnce(Connections& connections, const std::string& name, absl::Span<char> to) {
   SHARDMLP_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, connections.Next());
   v1::ReadTensorRequest request;
   request.set_name(name);
@@ -85,7 +86,8 @@ absl::Status ReadTensorOnce(Connections& connections, const std::string& name, a
   if (!stream.failure().ok()) status = stream.failure();
   if (status.ok()) status = stream.CheckComplete();
   if (IsConnectionLost(status)) connections.Replace(connection);
-  return Annotate(status, absl::StrCat("ReadTensor of ", name));
+  if (!status.ok()) return Annotate(status, absl::StrCat("ReadTensor of ", name));
+  return stream.weights_version();
 }
 
 }  // namespace shardmlp

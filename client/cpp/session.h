@@ -52,7 +52,8 @@ struct ClientParameterGroup {
 
 struct CommitOptions {
   std::vector<ClientParameterGroup> groups = {};
-  double gradient_scale = 1;  // clip factor / (loss scale * averaged trainers)
+  double gradient_scale = 1;     // clip factor / (loss scale * averaged trainers)
+  bool fresh_optimizer = false;  // zeroes the server's optimizer state first, as a new optimizer's first step needs
 };
 
 // From Client::OpenSession. Its own thread renews the lease.

@@ -52,14 +52,21 @@ void ServingEngine::Apply(std::shared_ptr<const CommitSpec> decision) {
       const absl::Time start = absl::Now();
       // Checked when the commit came in.
       const absl::StatusOr<std::vector<Hyperparameters>> hyperparameters = ResolveGroups(decision->groups, model_);
-      status = NoteDevice(hyperparameters.ok() ? parameters_->Apply(*hyperparameters, decision->gradient_scale)
-                                               : hyperparameters.status());
+      status = hyperparameters.status();
+      if (status.ok() && !decision->fresh_optimizer) status = parameters_->CheckOptimizer(*hyperparameters);
+      if (status.ok()) status = NoteDevice(ApplyOptimizer(*hyperparameters, *decision));
       metrics_.ObserveStepPhase(StepPhase::kApply, absl::Now() - start);
     }
     Outbox outbox;
     absl::MutexLock lock(&mutex_);
     step_.Applied(status, outbox);
   });
+}
+
+absl::Status ServingEngine::ApplyOptimizer(absl::Span<const Hyperparameters> hyperparameters,
+                                           const CommitSpec& decision) {
+  if (decision.fresh_optimizer) SHARDMLP_RETURN_IF_ERROR(parameters_->ResetOptimizer());
+  return parameters_->Apply(hyperparameters, decision.gradient_scale);
 }
 
 void ServingEngine::ClearGradients() {

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/status.h"
 
 namespace shardmlp {
@@ -76,7 +78,9 @@ absl::StatusOr<std::unique_ptr<Parameters>> Parameters::Create(Backend& backend,
     SHARDMLP_RETURN_IF_ERROR(parameters->RoundWeights(tensor));
     SHARDMLP_RETURN_IF_ERROR(Drain(backend, Stream::kCompute));
   }
-  if (!frozen) SHARDMLP_RETURN_IF_ERROR(parameters->ClearGradients());
+  if (frozen) return parameters;
+  SHARDMLP_RETURN_IF_ERROR(parameters->ClearGradients());
+  SHARDMLP_RETURN_IF_ERROR(parameters->ResetOptimizer());
   return parameters;
 }
 
@@ -92,12 +96,6 @@ absl::Status Parameters::AllocateLayers() {
     }
     SHARDMLP_ASSIGN_OR_RETURN(layer.moment1, LayerTensors::Allocate(backend_, spec.mlp, accumulator));
     SHARDMLP_ASSIGN_OR_RETURN(layer.moment2, LayerTensors::Allocate(backend_, spec.mlp, accumulator));
-    for (const LayerTensors* moments : {&layer.moment1, &layer.moment2}) {
-      for (const MatrixView& view :
-           {moments->views.gate_up, moments->views.gate_up_bias, moments->views.down, moments->views.down_bias}) {
-        SHARDMLP_RETURN_IF_ERROR(backend_.Zero(Stream::kCompute, view));
-      }
-    }
   }
   SHARDMLP_ASSIGN_OR_RETURN(squares_, backend_.Allocate(Memory::kStaging, model_.tensors.size() * sizeof(double)));
   return Drain(backend_, Stream::kCompute);
@@ -157,6 +155,31 @@ absl::StatusOr<std::vector<double>> Parameters::GradientSquares() {
   return std::vector<double>(squares, squares + model_.tensors.size());
 }
 
+absl::Status Parameters::CheckOptimizer(absl::Span<const Hyperparameters> hyperparameters) const {
+  for (size_t i = 0; i < model_.tensors.size(); ++i) {
+    const absl::string_view optimizer = Name(hyperparameters[i]);
+    const UpdateHistory& updates = updates_[i];
+    if (optimizer.empty() || updates.count == 0 || updates.optimizer == optimizer) continue;
+    return Error(absl::StatusCode::kFailedPrecondition, Reason::kOptimizerMismatch,
+                 absl::StrCat(model_.tensors[i].name, " has the moments of ", updates.count, " updates by ",
+                              updates.optimizer, ", got ", optimizer, ": go on with that one, or start afresh"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Parameters::ResetOptimizer() {
+  for (const Layer& layer : layers_) {
+    for (const LayerTensors* moments : {&layer.moment1, &layer.moment2}) {
+      for (const MatrixView& view :
+           {moments->views.gate_up, moments->views.gate_up_bias, moments->views.down, moments->views.down_bias}) {
+        SHARDMLP_RETURN_IF_ERROR(backend_.Zero(Stream::kCompute, view));
+      }
+    }
+  }
+  updates_.assign(model_.tensors.size(), {});
+  return Drain(backend_, Stream::kCompute);
+}
+
 absl::Status Parameters::Apply(absl::Span<const Hyperparameters> hyperparameters, double gradient_scale) {
   for (size_t i = 0; i < model_.tensors.size(); ++i) {
     if (std::holds_alternative<KeepFrozen>(hyperparameters[i])) continue;
@@ -164,7 +187,8 @@ absl::Status Parameters::Apply(absl::Span<const Hyperparameters> hyperparameters
     Layer& layer = LayerOf(tensor);
     OptimizerUpdate update;
     update.hyperparameters = hyperparameters[i];
-    update.update_count = ++update_counts_[i];
+    updates_[i] = {updates_[i].count + 1, std::string(Name(hyperparameters[i]))};
+    update.update_count = updates_[i].count;
     update.gradient_scale = gradient_scale;
     update.gradient = ViewOf(tensor, layer.gradients.views);
     update.master = ViewOf(tensor, MastersOf(layer));
@@ -218,7 +242,7 @@ CheckpointTensor Parameters::Saved(const TensorSpec& tensor, const std::string& 
 CheckpointState Parameters::Snapshot(int64_t step) {
   CheckpointState state;
   state.step = step;
-  state.update_counts = update_counts_;
+  state.updates = updates_;
   for (const TensorSpec& tensor : model_.tensors) {
     const Layer& layer = LayerOf(tensor);
     state.weights.push_back(Saved(tensor, "", layer.weights.views));
@@ -248,7 +272,7 @@ absl::Status Parameters::Restore(const Checkpoint& checkpoint) {
     SHARDMLP_RETURN_IF_ERROR(Restore(checkpoint, tensor, ".moment1", layer.moment1.views));
     SHARDMLP_RETURN_IF_ERROR(Restore(checkpoint, tensor, ".moment2", layer.moment2.views));
   }
-  update_counts_ = checkpoint.update_counts();
+  updates_ = checkpoint.updates();
   return absl::OkStatus();
 }
 

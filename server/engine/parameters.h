@@ -43,7 +43,11 @@ class Parameters {
   absl::Status ClearGradients();
   // In ModelSpec::tensors' order.
   absl::StatusOr<std::vector<double>> GradientSquares();
-  // `hyperparameters`: one a tensor, in ModelSpec::tensors' order.
+  // FAILED_PRECONDITION (OPTIMIZER_MISMATCH) naming a tensor whose moments are another optimizer's than it is to get.
+  absl::Status CheckOptimizer(absl::Span<const Hyperparameters> hyperparameters) const;
+  // As if no update had been.
+  absl::Status ResetOptimizer();
+  // `hyperparameters`: one a tensor, in ModelSpec::tensors' order; checked by CheckOptimizer.
   absl::Status Apply(absl::Span<const Hyperparameters> hyperparameters, double gradient_scale);
 
   // Rows [row_begin, row_begin + row_count) of a tensor's weights as the file has it, into `to`, which they fill.
@@ -63,7 +67,7 @@ class Parameters {
   };
 
   Parameters(Backend& backend, const ModelSpec& model, bool frozen)
-      : backend_(backend), model_(model), frozen_(frozen), update_counts_(model.tensors.size(), 0) {}
+      : backend_(backend), model_(model), frozen_(frozen), updates_(model.tensors.size()) {}
 
   absl::Status AllocateLayers();
   Layer& LayerOf(const TensorSpec& tensor);
@@ -84,7 +88,7 @@ class Parameters {
   const ModelSpec& model_;
   const bool frozen_;
   std::vector<Layer> layers_;           // ModelSpec::layers' order
-  std::vector<int64_t> update_counts_;  // ModelSpec::tensors' order
+  std::vector<UpdateHistory> updates_;  // ModelSpec::tensors' order
   Buffer squares_;                      // staging, [tensors] f64
 };
 

@@ -91,6 +91,7 @@ class ServingEngine final : public Engine, private StepDevice, private CallHost 
   absl::Status NoteDevice(absl::Status status);
   // Sums the gradients, and returns each one's squares. On the device thread, as RestoreNow.
   absl::StatusOr<std::vector<double>> SumOverReplicas();
+  absl::Status ApplyOptimizer(absl::Span<const Hyperparameters> hyperparameters, const CommitSpec& decision);
   absl::StatusOr<StepPosition> RestoreNow(const std::string& name);
   // Ends what has waited for too long, now and then.
   void WatchTime();

@@ -17,11 +17,32 @@ ErrorMetadata PositionMetadata(const StepPosition& position) {
 }
 
 bool Same(const CommitSpec& a, const CommitSpec& b) {
-  return a.gradient_scale == b.gradient_scale && a.groups == b.groups;
+  return a.gradient_scale == b.gradient_scale && a.fresh_optimizer == b.fresh_optimizer && a.groups == b.groups;
 }
 
 absl::Status DecisionConflict(const std::string& message) {
   return Error(absl::StatusCode::kFailedPrecondition, Reason::kDecisionConflict, message);
+}
+
+// `decision` stands; what `spec` says otherwise.
+absl::Status OtherHyperparameters(const CommitSpec& decision, const CommitSpec& spec) {
+  std::string difference = absl::StrCat("another division into groups than its ", decision.groups.size());
+  if (spec.gradient_scale != decision.gradient_scale) {
+    difference = absl::StrCat("gradient_scale ", spec.gradient_scale, " for ", decision.gradient_scale);
+  } else if (spec.fresh_optimizer != decision.fresh_optimizer) {
+    difference = absl::StrCat("fresh_optimizer ", spec.fresh_optimizer, " for ", decision.fresh_optimizer);
+  }
+  for (size_t i = 0; i < std::min(spec.groups.size(), decision.groups.size()); ++i) {
+    const ParameterGroup& got = spec.groups[i];
+    const ParameterGroup& decided = decision.groups[i];
+    if (got.tensors != decided.tensors || got.hyperparameters == decided.hyperparameters) continue;
+    difference =
+        absl::StrCat("group ", i, " as ", Describe(got.hyperparameters), " for ", Describe(decided.hyperparameters));
+    break;
+  }
+  return DecisionConflict(absl::StrCat("another trainer committed step ", decision.step,
+                                       " with other hyperparameters; this one has ", difference,
+                                       ". Commit with those, or restore a checkpoint on all trainers"));
 }
 
 bool IsStep(const CommitSpec* commit, int64_t step, int64_t attempt) {
@@ -204,13 +225,12 @@ void StepProtocol::Commit(const CommitSpec& spec, PositionDone done, Outbox& out
   if (!trainer.ok()) return answer(trainer.status());
   if (IsStep(last_commit_.get(), spec.step, spec.attempt)) {
     if (Same(*last_commit_, spec)) return answer(last_committed_position_);
-    return answer(DecisionConflict(absl::StrCat("step ", spec.step, " was committed with other hyperparameters")));
+    return answer(OtherHyperparameters(*last_commit_, spec));
   }
   if (const absl::Status status = CheckOpen(spec.step, spec.attempt); !status.ok()) return answer(status);
   if (decision_ != nullptr) {
     if (Same(*decision_, spec)) return waiting_commits_.push_back(std::move(done));
-    return answer(DecisionConflict(
-        absl::StrCat("step ", spec.step, " is being committed with other hyperparameters, by another trainer")));
+    return answer(OtherHyperparameters(*decision_, spec));
   }
   if (phase_ != Phase::kSealed) {
     return answer(Error(absl::StatusCode::kFailedPrecondition, Reason::kNotSealed,
@@ -256,7 +276,10 @@ void StepProtocol::Discard(const DiscardSpec& spec, PositionDone done, Outbox& o
   const absl::StatusOr<Trainer*> trainer = FindTrainer(spec.session_id);
   if (!trainer.ok()) return answer(trainer.status());
   if (IsStep(last_commit_.get(), spec.step, spec.attempt) || IsStep(decision_.get(), spec.step, spec.attempt)) {
-    return answer(DecisionConflict(absl::StrCat("step ", spec.step, " was committed and can't be discarded")));
+    return answer(DecisionConflict(absl::StrCat(
+        "step ", spec.step,
+        " was committed, by another trainer or before, and can't be discarded. This trainer's own "
+        "half is missing: commit with the same hyperparameters, or restore a checkpoint on all trainers")));
   }
   const absl::Status open = CheckOpen(spec.step, spec.attempt);
   if (ReasonOf(open) == Reason::kStepAborted) return answer(position_);

@@ -67,6 +67,7 @@ struct CommitSpec {
   int64_t attempt = 0;
   std::vector<ParameterGroup> groups;  // every tensor of the model exactly once
   double gradient_scale = 1;
+  bool fresh_optimizer = false;  // zeroes the optimizer state first
 };
 
 struct DiscardSpec {

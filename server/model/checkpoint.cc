@@ -90,11 +90,11 @@ class VerifiedCheckpoint final : public Checkpoint {
  public:
   VerifiedCheckpoint(const Manifest& manifest, std::array<SafetensorsFile, 2> files)
       : step_(manifest.step), files_(std::move(files)) {
-    for (const ManifestTensor& tensor : manifest.tensors) update_counts_.push_back(tensor.update_count);
+    for (const ManifestTensor& tensor : manifest.tensors) updates_.push_back(tensor.updates);
   }
 
   int64_t step() const override { return step_; }
-  const std::vector<int64_t>& update_counts() const override { return update_counts_; }
+  const std::vector<UpdateHistory>& updates() const override { return updates_; }
   bool Has(const std::string& tensor_name) const override {
     return std::any_of(files_.begin(), files_.end(),
                        [&](const SafetensorsFile& file) { return file.tensors().contains(tensor_name); });
@@ -119,18 +119,18 @@ class VerifiedCheckpoint final : public Checkpoint {
 
  private:
   int64_t step_;
-  std::vector<int64_t> update_counts_;
+  std::vector<UpdateHistory> updates_;
   std::array<SafetensorsFile, 2> files_;  // weights, optimizer
 };
 
 // The weights must be the model's, tensor by tensor.
 absl::StatusOr<Manifest> ManifestOf(const CheckpointState& state, const ModelSpec& model) {
-  if (state.update_counts.size() != state.weights.size()) {
+  if (state.updates.size() != state.weights.size()) {
     return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
-                 absl::StrCat(state.update_counts.size(), " update counts for ", state.weights.size(), " weights"));
+                 absl::StrCat(state.updates.size(), " update histories for ", state.weights.size(), " weights"));
   }
-  const auto negative = [](int64_t count) { return count < 0; };
-  if (negative(state.step) || std::any_of(state.update_counts.begin(), state.update_counts.end(), negative)) {
+  const auto negative = [](const UpdateHistory& updates) { return updates.count < 0; };
+  if (state.step < 0 || std::any_of(state.updates.begin(), state.updates.end(), negative)) {
     return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument, "a step or update count is below 0");
   }
   Manifest manifest{.saved_unix_nanos = absl::GetCurrentTimeNanos(),
@@ -144,7 +144,7 @@ absl::StatusOr<Manifest> ManifestOf(const CheckpointState& state, const ModelSpe
     manifest.tensors.push_back({.name = tensor.name,
                                 .dtype = std::string(Name(tensor.dtype)),
                                 .shape = tensor.shape,
-                                .update_count = state.update_counts[i]});
+                                .updates = state.updates[i]});
   }
   SHARDMLP_RETURN_IF_ERROR(CheckModel(manifest, model, "checkpoint to be saved"));
   return manifest;

@@ -2,7 +2,8 @@
 //
 //   <folder>/<name>/weights.safetensors     Hugging Face names, shapes and orientation
 //                   optimizer.safetensors   "<name>.master", ".moment1", ".moment2", in the tensor's own shape
-//                   manifest.json           format version, step, model, update counts, size and XXH3-64 of each file
+//                   manifest.json           format version, step, model, update histories, size and XXH3-64 of each
+//                   file
 //
 // Written into a hidden folder beside the target, synced, and renamed over it, so that a name is always either the old
 // checkpoint or the new one, whole. Opening verifies every checksum before anything is used.
@@ -34,7 +35,7 @@ struct CheckpointTensor {
 
 struct CheckpointState {
   int64_t step = 0;
-  std::vector<int64_t> update_counts;     // optimizer updates a tensor has had, in ModelSpec::tensors' order
+  std::vector<UpdateHistory> updates;     // ModelSpec::tensors' order
   std::vector<CheckpointTensor> weights;  // ModelSpec::tensors' order
   std::vector<CheckpointTensor> optimizer;
 };
@@ -50,7 +51,7 @@ class Checkpoint {
  public:
   virtual ~Checkpoint() = default;
   virtual int64_t step() const = 0;
-  virtual const std::vector<int64_t>& update_counts() const = 0;
+  virtual const std::vector<UpdateHistory>& updates() const = 0;
   virtual bool Has(const std::string& tensor_name) const = 0;
   // Reads a tensor of either file, as it was written. `out` must be of its size.
   virtual absl::Status Read(const std::string& tensor_name, DType dtype, absl::Span<char> out) const = 0;

@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kFormatVersion = 1;
+constexpr int64_t kFormatVersion = 2;
 constexpr char kChecksumKey[] = "checksum";
 
 absl::Status Corrupt(absl::string_view path, absl::string_view what) {
@@ -72,7 +72,7 @@ bool ReadTensor(const json& value, ManifestTensor& tensor) {
   Fields fields(value);
   tensor.name = fields.String("name");
   tensor.dtype = fields.String("dtype");
-  tensor.update_count = fields.Count("update_count");
+  tensor.updates = {.count = fields.Count("update_count"), .optimizer = fields.String("optimizer")};
   for (const json& size : fields.Container("shape", json::value_t::array)) {
     const std::optional<int64_t> count = AsCount(size);
     if (!count) return false;
@@ -120,7 +120,8 @@ std::string ManifestText(const Manifest& manifest) {
     document["tensors"].push_back({{"name", tensor.name},
                                    {"dtype", tensor.dtype},
                                    {"shape", tensor.shape},
-                                   {"update_count", tensor.update_count}});
+                                   {"optimizer", tensor.updates.optimizer},
+                                   {"update_count", tensor.updates.count}});
   }
   return Seal(std::move(document));
 }

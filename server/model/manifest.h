@@ -4,11 +4,11 @@
 //     "checksum": "<XXH3-64 of this file without this line's value>",
 //     "dtype": "bf16",
 //     "files": {"optimizer.safetensors": {"size": 4096, "xxh3_64": "0123456789abcdef"}, "weights.safetensors": ...},
-//     "format_version": 1,
+//     "format_version": 2,
 //     "model_type": "llama",
 //     "saved_unix_nanos": 1700000000000000000,
 //     "step": 20,
-//     "tensors": [{"dtype": "bf16", "name": "...", "shape": [4, 2], "update_count": 20}, ...]
+//     "tensors": [{"dtype": "bf16", "name": "...", "optimizer": "adamw", "shape": [4, 2], "update_count": 20}, ...]
 //   }
 #pragma once
 
@@ -29,7 +29,7 @@ struct ManifestTensor {
   std::string name;
   std::string dtype;
   std::vector<int64_t> shape;
-  int64_t update_count = 0;
+  UpdateHistory updates;
 };
 
 struct Manifest {

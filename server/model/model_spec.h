@@ -10,6 +10,14 @@
 
 namespace shardmlp {
 
+// What a tensor's optimizer state comes from.
+struct UpdateHistory {
+  int64_t count = 0;
+  std::string
+      optimizer;  // "adamw" or "sgd" (Name of kernels/optimizer.h), whose moments they are; "" for no update yet
+  friend bool operator==(const UpdateHistory&, const UpdateHistory&) = default;
+};
+
 // Which of a layer's four tensors (MlpTensors) a Hugging Face tensor is part of.
 enum class TensorSlot { kGateUp, kGateUpBias, kDown, kDownBias };
 

@@ -178,7 +178,8 @@ absl::StatusOr<CommitSpec> FromProto(const v1::CommitStepRequest& request) {
                   .step = request.step(),
                   .attempt = request.attempt(),
                   .groups = {},
-                  .gradient_scale = request.gradient_scale()};
+                  .gradient_scale = request.gradient_scale(),
+                  .fresh_optimizer = request.fresh_optimizer()};
   for (const v1::ParameterGroup& group : request.groups()) {
     SHARDMLP_ASSIGN_OR_RETURN(const Hyperparameters hyperparameters, FromProto(group));
     spec.groups.push_back(

@@ -163,7 +163,7 @@ TEST(ConnectionTest, AReadThatStandsStillInMidStreamFails) {
     return std::nullopt;
   });
   auto bytes = std::make_unique<std::vector<char>>(trainer.client->model().FindTensor(name)->byte_count());
-  const absl::Status status = trainer.client->ReadTensor(name, absl::MakeSpan(*bytes));
+  const absl::Status status = trainer.client->ReadTensor(name, absl::MakeSpan(*bytes)).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(ReasonOf(status), Reason::kStalled);
   EXPECT_EQ(status.message(), absl::StrCat("ReadTensor of ", name, ": no message went or came for 200ms"));
@@ -225,7 +225,7 @@ TEST_F(InterruptTest, ReadTensor) {
   const Connected trainer(server_.target(), Options());
   const std::string name = "model.layers.2.mlp.down_proj.weight";
   std::vector<char> bytes(trainer.client->model().FindTensor(name)->byte_count());
-  ExpectInterrupted(trainer.client->ReadTensor(name, absl::MakeSpan(bytes)));
+  ExpectInterrupted(trainer.client->ReadTensor(name, absl::MakeSpan(bytes)).status());
 }
 
 TEST_F(InterruptTest, TheBackOffBetweenTries) {
@@ -281,7 +281,7 @@ TEST_P(MuteServerTest, AReadFails) {
   fake::MuteServer server(GetParam() ? absl::StrCat(testing::TempDir(), "mute.sock") : std::string());
   Connections connections(server.target(), {.stall_timeout = absl::Milliseconds(200)});
   std::vector<char> bytes(1000);
-  const absl::Status status = ReadTensorOnce(connections, "down_proj.weight", absl::MakeSpan(bytes));
+  const absl::Status status = ReadTensorOnce(connections, "down_proj.weight", absl::MakeSpan(bytes)).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   EXPECT_EQ(ReasonOf(status), Reason::kStalled);
 }

@@ -224,8 +224,9 @@ TEST_F(SessionTest, TheModelAndItsCheckpointsAreReported) {
   EXPECT_EQ(client_->GetModel(/*checksums=*/true)->tensors[0].checksum, ~uint64_t{0});
 
   std::vector<char> bytes(10);
-  EXPECT_EQ(ReasonOf(client_->ReadTensor("none", absl::MakeSpan(bytes))), Reason::kUnknownTensor);
-  EXPECT_EQ(ReasonOf(client_->ReadTensor(model.tensors[0].name, absl::MakeSpan(bytes))), Reason::kInvalidShape);
+  EXPECT_EQ(ReasonOf(client_->ReadTensor("none", absl::MakeSpan(bytes)).status()), Reason::kUnknownTensor);
+  EXPECT_EQ(ReasonOf(client_->ReadTensor(model.tensors[0].name, absl::MakeSpan(bytes)).status()),
+            Reason::kInvalidShape);
 
   ASSERT_TRUE(client_->SaveCheckpoint("a").ok());
   const auto saved = client_->SaveCheckpoint("b");

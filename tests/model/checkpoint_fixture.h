@@ -33,7 +33,7 @@ inline CheckpointState StateOf(const ModelSpec& model, char step) {
   CheckpointState state;
   state.step = step;
   for (const TensorSpec& tensor : model.tensors) {
-    state.update_counts.push_back(step + static_cast<int64_t>(state.update_counts.size()));
+    state.updates.push_back({step + static_cast<int64_t>(state.updates.size()), "adamw"});
     state.weights.push_back(Filled(tensor.name, model.dtype, tensor.shape, step));
     state.optimizer.push_back(Filled(tensor.name + ".moment1", DType::kF32, tensor.shape, step + 1));
   }
@@ -44,7 +44,7 @@ inline CheckpointState StateOf(const ModelSpec& model, char step) {
 inline absl::Status CheckWhole(const Checkpoint& checkpoint, const ModelSpec& model) {
   const char step = static_cast<char>(checkpoint.step());
   const CheckpointState expected = StateOf(model, step);
-  if (checkpoint.update_counts() != expected.update_counts) return absl::InternalError("other update counts");
+  if (checkpoint.updates() != expected.updates) return absl::InternalError("other update histories");
   for (const auto* tensors : {&expected.weights, &expected.optimizer}) {
     for (const CheckpointTensor& tensor : *tensors) {
       std::vector<char> wanted(tensor.shape[0] * tensor.shape[1] * SizeOf(tensor.dtype));

@@ -226,11 +226,11 @@ TEST_F(CheckpointTest, RefusesNamesThatAreNone) {
 TEST_F(CheckpointTest, RefusesAStateThatIsNotTheModels) {
   CheckpointState state = StateOf(model_, 1);
   state.weights.pop_back();
-  state.update_counts.pop_back();
+  state.updates.pop_back();
   EXPECT_TRUE(Fails(store_->Save("one", state), absl::StatusCode::kFailedPrecondition, Reason::kCheckpointMismatch,
                     {"lacks tensor model.layers.1.mlp.down_proj.weight"}));
   state = StateOf(model_, 1);
-  state.update_counts.pop_back();
+  state.updates.pop_back();
   EXPECT_TRUE(Fails(store_->Save("one", state), absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
                     {"5 update counts for 6 weights"}));
 }

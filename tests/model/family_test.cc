@@ -129,7 +129,7 @@ void SaveWeights(const ModelSpec& spec, const std::map<int, HostLayer>& layers, 
   CheckpointState state;
   for (const TensorSpec& tensor : spec.tensors) {
     const ConstMatrixView view = ViewOf(tensor, layers.at(tensor.layer).views);
-    state.update_counts.push_back(0);
+    state.updates.emplace_back();
     state.weights.push_back({tensor.name, spec.dtype, tensor.shape, [&tensor, view](absl::Span<char> out) {
                                return ReadInFileOrientation(tensor, view, out);
                              }});

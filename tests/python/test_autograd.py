@@ -225,6 +225,7 @@ def test_backward_after_a_commit_is_refused(pair):
     y = pair.mlp(x)
     pair.mlp(torch.randn(2, 48)).sum().backward()
     pair.optimizer.step()
+    pair.optimizer.zero_grad()
     with pytest.raises(shardmlp.Error) as failure:
         y.sum().backward()
     assert failure.value.code == "FAILED_PRECONDITION" and failure.value.reason == "STALE_WEIGHTS"

@@ -21,7 +21,7 @@ def train_one_step(folder, target) -> dict[str, torch.Tensor]:
         optimizer = remote.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2))
         for seed in (1, 2):
             loss_of(model, seed).backward()
-        remote.clip_grad_norm_(0.5)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         assert remote.step == 1
         return {name: weights.clone() for name, weights in remote.state_dict().items()}
@@ -43,7 +43,8 @@ def test_connection_cut_at_every_message_of_a_step(folder, serve):
     proxy = CuttingProxy(connect)
 
     def run(cut_at: int | None) -> dict[str, torch.Tensor]:
-        with shardmlp.offload(load_model(folder("llama")), server.target, timeouts=FAST_RETRY) as remote:
+        model = load_model(folder("llama"))
+        with shardmlp.offload(model, server.target, resume=True, timeouts=FAST_RETRY) as remote:
             remote.restore("start")
         proxy.cut_at(cut_at)
         return train_one_step(folder, proxy.target)

@@ -131,6 +131,12 @@ def inner_dropout(mlp):
     mlp.drop = nn.Dropout(0.1)
 
 
+def other_forward(mlp):
+    """As a class of the user's own has."""
+    kind = type(mlp)
+    mlp.__class__ = type("OtherMLP", (kind,), {"forward": lambda self, x: 2 * kind.forward(self, x)})
+
+
 def other_class(layer):
     class OtherLayer(type(layer)):
         def forward(self, *args, **kwargs):
@@ -163,7 +169,8 @@ def quantized_linear(mlp):
         (nearly_the_activation, "mlp.act_fn: it differs from the server's silu"),
         (inner_dropout, "mlp.drop: dropout 0.1 inside the MLP"),
         (quantized_linear, "mlp.up_proj: got a Linear4bit"),
-        (lambda mlp: mlp.up_proj.weight.data.mul_(1.5), "mlp: its output differs from the server's by"),
+        (other_forward, "mlp: its output differs from the server's by"),
+        (lambda mlp: mlp.up_proj.weight.data.mul_(1.5), "mlp.up_proj.weight: its weights are not those of the server"),
     ],
 )
 def test_what_the_server_would_not_compute_is_refused_by_name(folder, serve, offload, change, message):
@@ -184,7 +191,7 @@ def test_what_the_server_would_not_compute_is_refused_by_name(folder, serve, off
         ("opt", lambda layer: setattr(layer, "fc2", nn.Linear(80, 48, bias=False)), "fc2.bias: the server has"),
         ("opt", lambda layer: setattr(layer, "activation_fn", nn.GELU()), "activation_fn: it differs from .* relu"),
         ("opt", other_class, "fc1: the layer's forward is .*OtherLayer.forward, expected OPTDecoderLayer.forward"),
-        ("opt", lambda layer: layer.fc2.weight.data.mul_(1.5), "fc1: its output differs from the server's by"),
+        ("opt", lambda layer: layer.fc2.weight.data.mul_(1.5), "fc2.weight: its weights are not those of the server"),
         ("bert", lambda layer: setattr(layer.intermediate, "intermediate_act_fn", nn.ReLU()), "intermediate_act_fn: "),
         ("bert", lambda layer: setattr(layer.output, "dense", Adapted(layer.output.dense)), "dense.base_layer.*adapt"),
     ],

@@ -29,7 +29,7 @@ class Trainer:
         return {name: p.detach().clone() for name, p in self.local.items()}
 
     def has_gradients(self):
-        return any(p.grad is not None for p in self.model.parameters())
+        return any(p.grad is not None for p in self.local.values())
 
 
 def together(*calls):
@@ -74,7 +74,8 @@ def step_of_pair(pair, seeds, max_norm=None):
     for trainer, seed in zip(pair, seeds):
         trainer.backward(seed)
     average_local(*pair)
-    norms = together(*[lambda t=t: t.remote.clip_grad_norm_(max_norm).item() for t in pair]) if max_norm else None
+    clips = [lambda t=t: torch.nn.utils.clip_grad_norm_(t.model.parameters(), max_norm).item() for t in pair]
+    norms = together(*clips) if max_norm else None
     assert together(*[t.optimizer.step for t in pair]) == [None, None]
     for trainer in pair:
         trainer.optimizer.zero_grad()
@@ -135,7 +136,7 @@ def test_step_that_another_trainer_ends_is_run_again(folder, pair, offload, end,
     end(second)
     calls = {
         "backward": lambda: first.backward(1),
-        "clip": lambda: first.remote.clip_grad_norm_(1.0),
+        "clip": lambda: torch.nn.utils.clip_grad_norm_(first.model.parameters(), 1.0),
         "step": first.optimizer.step,
     }
     with pytest.raises(shardmlp.StepAborted) as failure:
@@ -150,6 +151,57 @@ def test_step_that_another_trainer_ends_is_run_again(folder, pair, offload, end,
     step_of_pair(pair, (1, 2))
     twin = load_model(folder("llama"))
     step_of_twin(twin, torch.optim.SGD(twin.parameters(), lr=0.2), (1, 2))
+    for trainer in pair:
+        assert_weights_of(trainer, twin)
+
+
+def restored(trainer, folder):
+    trainer.remote.restore("start")
+    trainer.model.load_state_dict(load_model(folder("llama")).state_dict())
+
+
+@pytest.mark.parametrize("way_out", ["the others' learning rate", "restore"])
+def test_trainer_whose_learning_rate_is_not_the_others(folder, pair, way_out):
+    """The first to commit decides. The other is told what differs, and can follow, or all go back."""
+    first, second = pair
+    first.remote.save_checkpoint("start")
+    for trainer in pair:
+        trainer.backward(1)
+    before = second.local_weights()
+    second.optimizer.param_groups[0]["lr"] = 0.3
+    results = together(first.optimizer.step, lambda: torch.nn.utils.clip_grad_norm_(second.model.parameters(), 1e6))
+    assert results[0] is None
+    with pytest.raises(shardmlp.Error, match="has group 0 as sgd.learning_rate 0.3, .* for sgd.learning_rate 0.2,") as e:
+        second.optimizer.step()
+    assert e.value.reason == "DECISION_CONFLICT"
+    with pytest.raises(shardmlp.Error, match="step 0 was committed, .* restore a checkpoint") as e:
+        second.optimizer.zero_grad()
+    assert all(torch.equal(before[name], p) for name, p in second.local.items())
+
+    twin = load_model(folder("llama"))
+    if way_out == "restore":
+        for trainer in pair:
+            restored(trainer, folder)
+        for trainer in pair:
+            trainer.backward(1)
+    second.optimizer.param_groups[0]["lr"] = 0.2
+    assert together(*[t.optimizer.step for t in (pair if way_out == "restore" else [second])])[-1] is None
+    step_of_twin(twin, torch.optim.SGD(twin.parameters(), lr=0.2), [1])
+    for trainer in pair:
+        assert_weights_of(trainer, twin)
+
+
+def test_each_trainer_restores_and_no_attempt_is_lost(folder, pair):
+    first, second = pair
+    first.remote.save_checkpoint("start")
+    step_of_pair(pair, (1, 2))
+    restored(first, folder)
+    restored(second, folder)
+    attempts = [t.remote._connection.session.position.attempt for t in pair]
+    assert attempts[0] == attempts[1]
+    step_of_pair(pair, (3, 4))
+    twin = load_model(folder("llama"))
+    step_of_twin(twin, torch.optim.SGD(twin.parameters(), lr=0.2), (3, 4))
     for trainer in pair:
         assert_weights_of(trainer, twin)
 

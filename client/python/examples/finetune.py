@@ -154,10 +154,7 @@ def train(recipe: Recipe, server: str | None) -> Run:
     for ids in bar:
         loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
-        if remote:
-            remote.clip_grad_norm_(1.0)
-        else:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         run.losses.append(loss.item())

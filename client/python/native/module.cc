@@ -3,8 +3,10 @@
 // where a signal's handler raises.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <xxhash.h>
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -119,11 +121,11 @@ void DefineSession(py::module_& module) {
       .def("seal_step", [](Session& session) { return WithoutGil([&] { return session.SealStep(); }); })
       .def(
           "commit_step",
-          [](Session& session, std::vector<ClientParameterGroup> groups, double gradient_scale) {
-            const CommitOptions options{std::move(groups), gradient_scale};
+          [](Session& session, std::vector<ClientParameterGroup> groups, double gradient_scale, bool fresh_optimizer) {
+            const CommitOptions options{std::move(groups), gradient_scale, fresh_optimizer};
             return WithoutGil([&] { return session.CommitStep(options); });
           },
-          py::arg("groups"), py::arg("gradient_scale"))
+          py::arg("groups"), py::arg("gradient_scale"), py::arg("fresh_optimizer"))
       .def(
           "discard_step",
           [](Session& session, const std::string& reason) {
@@ -164,9 +166,16 @@ void DefineClient(py::module_& module) {
           "read_tensor",
           [](Client& client, const std::string& name, uintptr_t data, int64_t byte_count) {
             const absl::Span<char> to(reinterpret_cast<char*>(data), byte_count);
-            WithoutGil([&] { return client.ReadTensor(name, to); });
+            return WithoutGil([&] { return client.ReadTensor(name, to); });
           },
           py::arg("name"), py::arg("data"), py::arg("byte_count"))
+      .def("checksums",
+           [](Client& client) {
+             const ServedModel model = WithoutGil([&] { return client.GetModel(/*checksums=*/true); });
+             std::map<std::string, uint64_t> checksums;
+             for (const ClientTensor& tensor : model.tensors) checksums[tensor.name] = tensor.checksum;
+             return checksums;
+           })
       .def(
           "save_checkpoint",
           [](Client& client, const std::string& name) {
@@ -190,6 +199,13 @@ PYBIND11_MODULE(_native, module) {
   DefineStep(module);
   DefineSession(module);
   DefineClient(module);
+  module.def(
+      "xxh3_64",
+      [](uintptr_t data, int64_t byte_count) {
+        const py::gil_scoped_release without_gil;
+        return XXH3_64bits(reinterpret_cast<const void*>(data), byte_count);
+      },
+      py::arg("data"), py::arg("byte_count"));
 }
 
 }  // namespace shardmlp::python

@@ -5,7 +5,7 @@
     for batch in batches:
         loss = model(**batch).loss
         loss.backward()
-        remote.clip_grad_norm_(1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
     model.save_pretrained("tuned", state_dict=remote.state_dict())
@@ -16,7 +16,8 @@ hyperparameters. Their gradients, master weights and optimizer state never leave
 
 from .connection import Timeouts
 from .errors import Error, StepAborted
+from .gradient import ServerGradient
 from .remote import OffloadedLayer, Remote, offload
 from .remote_mlp import RemoteMLP
 
-__all__ = ["Error", "OffloadedLayer", "Remote", "RemoteMLP", "StepAborted", "Timeouts", "offload"]
+__all__ = ["Error", "OffloadedLayer", "Remote", "RemoteMLP", "ServerGradient", "StepAborted", "Timeouts", "offload"]

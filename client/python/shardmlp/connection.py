@@ -153,11 +153,15 @@ class Connection:
         session.backward(layer, weights_version, _matrix(x), _matrix(dy), to, weight_gradient)
         return dx
 
-    def read_tensor(self, tensor: _native.Tensor) -> torch.Tensor:
-        """The server's weights now, on the host, in the file's shape and the served dtype."""
+    def read_tensor(self, tensor: _native.Tensor) -> tuple[torch.Tensor, int]:
+        """The server's weights now, on the host, in the file's shape and the served dtype, and their version."""
         to = torch.empty(tensor.shape, dtype=_TORCH_DTYPES[tensor.dtype])
-        self.client.read_tensor(tensor.name, to.data_ptr(), to.numel() * to.element_size())
-        return to
+        version = self.client.read_tensor(tensor.name, to.data_ptr(), to.numel() * to.element_size())
+        return to, version
+
+    def checksums(self) -> dict[str, int]:
+        """:func:`checksum` of each of the server's tensors as they are now, by name."""
+        return self.client.checksums()
 
     def _hold(self, session: _native.Session) -> None:
         """Keeps ``session``, to be closed with this connection or at exit, so that its place is free at once."""
@@ -179,6 +183,12 @@ def _close(session: _native.Session, owner: int) -> None:
     if os.getpid() == owner:
         with contextlib.suppress(Error):
             session.close()
+
+
+def checksum(weights: torch.Tensor, tensor: _native.Tensor) -> int:
+    """Of ``weights``, rounded to what the server holds ``tensor`` in."""
+    weights = weights.detach().to("cpu", _TORCH_DTYPES[tensor.dtype]).contiguous()
+    return _native.xxh3_64(weights.data_ptr(), weights.numel() * weights.element_size())
 
 
 def check_dtype(dtype: torch.dtype) -> None:

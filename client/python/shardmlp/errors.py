@@ -33,7 +33,7 @@ class Error(RuntimeError):
 class StepAborted(Error):
     """The step's attempt ended under this trainer: another trainer was lost, discarded it, or the server was restored.
 
-    When it is raised, from forward, backward, ``clip_grad_norm_`` or ``optimizer.step()``, local gradients have been
+    When it is raised, from forward, backward, clipping, unscaling or ``optimizer.step()``, local gradients have been
     zeroed, local parameters and optimizer state are as they were before the step, and the next attempt is open: run the
     step's batches again.
     """

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from . import _native
-from .connection import Connection, check_dtype
+from .connection import Connection, check_dtype, checksum
 from .remote_mlp import RemoteMLP
 
 # Dropout after the down projection, which stays with the trainer; elsewhere in an MLP it can't be honoured.
@@ -93,9 +93,32 @@ def match_layers(model: nn.Module, served: _native.ServedModel) -> list[Match]:
     return [_match(model, served, layer, paths) for layer in served.layers]
 
 
+def check_weights(matches: list[Match], connection: Connection) -> None:
+    """Raises ValueError naming the first tensor of the model, and its server's, that differ. Where the two have other
+    dtypes, either may be the rounded one."""
+    served = connection.checksums()
+    for match in matches:
+        for part in match.parts:
+            for name, tensor in part.tensors.items():
+                p = part.module.get_parameter(name)
+                if p.is_meta or checksum(p, tensor) == served[tensor.name]:
+                    continue
+                weights, _ = connection.read_tensor(tensor)
+                if weights.dtype != p.dtype and torch.equal(weights.to(p.dtype), p.detach().cpu()):
+                    continue
+                step = connection.session.position.step
+                reason = (
+                    "the server was started with other weights"
+                    if step == 0
+                    else f"it is at step {step}. To go on from there, give the model that step's local parameters and "
+                    "offload with resume=True; to begin anew, start the server again, or restore a checkpoint"
+                )
+                _refuse(f"{part.path}.{name}", f"its weights are not those of the server's {tensor.name}: {reason}")
+
+
 def check_outputs(match: Match, connection: Connection) -> None:
-    """Raises ValueError where module and server give different outputs: other weights, or another computation. A few
-    rows tell them apart; how exact the server is does not matter here."""
+    """Raises ValueError where module and server, which have the same weights, give different outputs. A few rows tell
+    another computation apart; how exact the server is does not matter here."""
     parameters = match.parameters()
     if any(p.is_meta for p in parameters):
         return
@@ -114,8 +137,7 @@ def check_outputs(match: Match, connection: Connection) -> None:
     if not difference < 0.05:
         _refuse(
             match.path,
-            f"its output differs from the server's by {difference:.2g}, relative; the server was started "
-            "with other weights, or the module computes something else",
+            f"its output differs from the server's by {difference:.2g}, relative: it computes something else",
         )
 
 

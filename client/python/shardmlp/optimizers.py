@@ -44,6 +44,25 @@ def parameter_groups(
     return groups
 
 
+def check_state(optimizer: torch.optim.Optimizer, placeholders: dict[str, nn.Parameter]) -> None:
+    """Raises ValueError where ``optimizer`` has state of its own for a tensor of the server, as one that updated it
+    before offload does, or that loaded an ordinary checkpoint."""
+    for name, p in placeholders.items():
+        for key, value in optimizer.state.get(p, {}).items():
+            if torch.is_tensor(value) and value.numel() > 1:
+                raise ValueError(
+                    f"the optimizer has {key} {list(value.shape)} of {name}, and its state can't move to the server: "
+                    "give a new optimizer, or load the state of one that trained with the server"
+                )
+
+
+def loss_scaling(optimizer: torch.optim.Optimizer) -> tuple[float, bool]:
+    """What a GradScaler leaves to an optimizer that unscales by itself, as a fused one does: the loss scale, and whether
+    it is to skip the step."""
+    scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+    return 1.0 if scale is None else float(scale), found_inf is not None and bool(found_inf)
+
+
 def _adamw(group: dict[str, Any]) -> _native.AdamW:
     beta1, beta2 = group["betas"]
     return _native.AdamW(

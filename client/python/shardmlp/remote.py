@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,8 @@ from torch import nn
 
 from . import _native
 from .connection import Connection, Run, Timeouts
-from .matching import Match, check_outputs, match_layers
-from .optimizers import check_optimizer
+from .matching import Match, check_outputs, check_weights, match_layers
+from .optimizers import check_optimizer, check_state
 from .remote_mlp import Placeholder, RemoteMLP
 from .step import Step
 
@@ -34,6 +35,7 @@ def offload(
     run_id: str = "default",
     trainer_count: int = 1,
     trainer_rank: int = 0,
+    resume: bool = False,
     average: bool = True,
     connections: int = 1,
     timeouts: Timeouts = Timeouts(),
@@ -50,6 +52,9 @@ def offload(
         run_id: Names the training run; the same on all of its trainers.
         trainer_count: Trainers in the run. A step waits for all of them.
         trainer_rank: This one, from 0.
+        resume: Whether to go on from where the server stands: its weights and optimizer state are taken as they are,
+            and local parameters and optimizer state are the caller's to load of the same step. Otherwise the server's weights
+            must be the model's, and the optimizer that is wrapped starts without state, there as here.
         average: Whether the trainers average their gradients, as DistributedDataParallel does, or add them.
         connections: TCP connections to the server.
         timeouts: Seconds to wait for what.
@@ -64,13 +69,14 @@ def offload(
     train = not connection.model.frozen and any(p.requires_grad for m in matches for p in m.parameters())
     connection.open_session(Run(run_id, trainer_count, trainer_rank, train))
     try:
-        if connection.session.position.step == 0:  # afterwards the server's weights are its own
+        if not resume:
+            check_weights(matches, connection)
             for match in matches:
                 check_outputs(match, connection)
     except BaseException:
         connection.close()
         raise
-    return Remote(model, connection, matches, average)
+    return Remote(model, connection, matches, average, resume)
 
 
 class Remote:
@@ -81,10 +87,11 @@ class Remote:
         layers: What was swapped.
     """
 
-    def __init__(self, model: nn.Module, connection: Connection, matches: list[Match], average: bool) -> None:
+    def __init__(self, model: nn.Module, connection: Connection, matches: list[Match], average: bool, resume: bool) -> None:
         self.model = model
         self._connection = connection
         self._step = Step(connection, model, average)
+        self._step.fresh_optimizer = not resume and connection.session.position.step > 0
         self.layers = [self._swap(match) for match in matches]
         placeholders = {name: p for layer in self.layers for name, p in layer.module.placeholders().items()}
         self._step.placeholders = {tensor.name: placeholders[tensor.name] for tensor in connection.model.tensors}
@@ -92,6 +99,8 @@ class Remote:
             for p in self._step.placeholders.values():
                 p.requires_grad_(False)
         _discard_first(model, self._step)
+        self._step.share()
+        _ignore_in_ddp(model, self._step.placeholders.values())
 
     @property
     def step(self) -> int:
@@ -136,12 +145,14 @@ class Remote:
         committed.
 
         The optimizer must hold the model's parameters, as they are before offload or after it. One of the server's
-        tensors that it does not hold, or that has no gradient, gets no update, as in torch. Loss scaling (GradScaler)
-        is not supported: its scale never reaches the server. Gradient clipping is :meth:`clip_grad_norm_`'s.
+        tensors that it does not hold, or that has no gradient, gets no update, as in torch.
+
+        Between backward and step(), gradients are clipped, scaled, zeroed and unscaled (GradScaler) by torch's own
+        functions: the server's are :class:`ServerGradient` objects in the same ``grad`` attributes.
 
         Raises:
             ValueError: An optimizer or option that the server lacks, one that holds none of the server's tensors or
-                has updated them already, or a second optimizer.
+                has state of its own for them, or a second optimizer.
         """
         check_optimizer(optimizer)
         if self._step.optimizer is not None:
@@ -153,32 +164,12 @@ class Remote:
                 f"the optimizer holds none of the server's tensors, such as {next(iter(trained))}: give it "
                 "model.parameters(), and where they are not to be trained, set requires_grad to False"
             )
-        for name, p in trained.items():
-            if any(torch.is_tensor(value) and value.numel() > 1 for value in optimizer.state.get(p, {}).values()):
-                raise ValueError(
-                    f"the optimizer has updated {name} before, and its state can't move to the server: "
-                    "give a new optimizer"
-                )
+        check_state(optimizer, trained)
         self._step.optimizer = optimizer
         optimizer.register_step_pre_hook(functools.partial(_commit_first, self._step))
+        optimizer.register_step_post_hook(lambda *_: self._step.show_gradients())
         _discard_first(optimizer, self._step)
         return optimizer
-
-    def clip_grad_norm_(self, max_norm: float, error_if_nonfinite: bool = False) -> torch.Tensor:
-        """Scales the gradients, local and the server's, so that their global 2-norm is at most ``max_norm``.
-
-        As torch.nn.utils.clip_grad_norm_ over all of the model's parameters, which by itself would not see the
-        server's. Seals the step: no backward may follow until step() or zero_grad(). Several trainers must all call it.
-
-        Returns:
-            The norm before scaling, a scalar tensor. Where it is not finite, step() will refuse and zero_grad()
-            discards the step.
-
-        Raises:
-            RuntimeError: The norm is not finite and ``error_if_nonfinite`` is set.
-            StepAborted: Run the step's batches again.
-        """
-        return self._step.clip(max_norm, error_if_nonfinite)
 
     def state_dict(self) -> dict[str, Any]:
         """A complete checkpoint of the model: ``model.state_dict()``, which fetches the server's weights to the host
@@ -216,6 +207,7 @@ class Remote:
                 another model. The server is as it was.
         """
         self._connection.restore_checkpoint(name)
+        self._step.fresh_optimizer = False
         self._step.forget()
 
     def close(self) -> None:
@@ -239,6 +231,13 @@ class Remote:
         return OffloadedLayer(match.path, module, freed)
 
 
+def _ignore_in_ddp(model: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
+    """DistributedDataParallel has nothing to average of these."""
+    ignored = {id(p) for p in parameters}
+    names = [name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in ignored]
+    model._ddp_params_and_buffers_to_ignore = [*getattr(model, "_ddp_params_and_buffers_to_ignore", []), *names]
+
+
 def _discard_first(owner: nn.Module | torch.optim.Optimizer, step: Step) -> None:
     """Makes ``owner.zero_grad()`` discard the server's gradients before it zeroes its own."""
     zero_local = owner.zero_grad
@@ -246,6 +245,7 @@ def _discard_first(owner: nn.Module | torch.optim.Optimizer, step: Step) -> None
     def zero_grad(self, set_to_none: bool = True) -> None:
         step.discard()
         zero_local(set_to_none)
+        step.share()
 
     zero_grad.__doc__ = zero_local.__doc__
     owner.zero_grad = types.MethodType(zero_grad, owner)
@@ -259,4 +259,5 @@ def _commit_first(step: Step, optimizer: torch.optim.Optimizer, args: tuple, kwa
             loss = closure()
         kwargs["closure"] = lambda: loss
     step.commit(optimizer)
+    step.hide_gradients()
     return args[:1], kwargs

@@ -56,7 +56,9 @@ class Placeholder(nn.Module):
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         for name, tensor in self._tensors.items() if self.fetches else ():
-            destination[prefix + name] = self._connection.read_tensor(tensor).to(self._parameters[name].dtype)
+            weights, version = self._connection.read_tensor(tensor)
+            _check_version(destination, prefix, version)
+            destination[prefix + name] = weights.to(self._parameters[name].dtype)
 
     def _load_from_state_dict(
         self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
@@ -65,12 +67,25 @@ class Placeholder(nn.Module):
             given = state_dict.get(prefix + name)
             if given is None or given.numel() == 0:
                 continue
-            served = self._connection.read_tensor(tensor).to(given.dtype)
-            if not torch.equal(served, given.cpu()):
+            served, _ = self._connection.read_tensor(tensor)
+            if not torch.equal(served.to(given.dtype), given.cpu()):
                 error_msgs.append(
                     f"{prefix + name}: differs from the server's weights, which only a server that starts with this "
                     "model, or remote.restore() of a checkpoint, can replace"
                 )
+
+
+def _check_version(state_dict, prefix: str, version: int) -> None:
+    """A state dict holds the weights of one step: in its metadata each module notes which version it had."""
+    versions = {m["weights_version"] for m in state_dict._metadata.values() if "weights_version" in m}
+    if versions - {version}:
+        raise Error(
+            f"the server's weights changed while state_dict() read them, from version {versions.pop()} to {version}: "
+            "call it again, between steps",
+            "FAILED_PRECONDITION",
+            "WEIGHTS_CHANGED",
+        )
+    state_dict._metadata[prefix[:-1]]["weights_version"] = version
 
 
 class RemoteMLP(Placeholder):
@@ -112,7 +127,8 @@ class RemoteMLP(Placeholder):
             x = x.to(torch.get_autocast_dtype(device))
         check_dtype(x.dtype)
         rows = x.reshape(-1, self.layer.hidden_size)
-        y = _RemoteFunction.apply(self.layer, self._step, rows, *self.placeholders().values())
+        placeholders = self.placeholders()
+        y = _RemoteFunction.apply(self.layer, self._step, tuple(placeholders), rows, *placeholders.values())
         # Here, since a view that a Function returns can't be changed in place, as Falcon does with an MLP's output.
         y = y.reshape(*x.shape[:-1], self.layer.output_size)
         return y if self.dropout is None else self.dropout(y)
@@ -140,9 +156,12 @@ class _RemoteFunction(torch.autograd.Function):
     weights themselves."""
 
     @staticmethod
-    def forward(ctx, layer: _native.Layer, step: Step, x: torch.Tensor, *placeholders: nn.Parameter) -> torch.Tensor:
+    def forward(
+        ctx, layer: _native.Layer, step: Step, names: tuple[str, ...], x: torch.Tensor, *placeholders: nn.Parameter
+    ) -> torch.Tensor:
+        """``names``: of the tensors that the placeholders stand for."""
         y, version = step.guard(lambda: step.connection.forward(layer.layer, x, layer.output_size))
-        ctx.layer, ctx.step = layer, step
+        ctx.layer, ctx.step, ctx.names = layer, step, names
         ctx.placeholders = placeholders
         # One package: where checkpointing recomputes x, backward must quote the version that the new x came from.
         ctx.save_for_backward(x, torch.tensor(version))
@@ -150,14 +169,17 @@ class _RemoteFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy: torch.Tensor):
+        layer, step = ctx.layer, ctx.step
         if torch.is_grad_enabled():
             raise Error(
-                f"{ctx.layer.module}: a remote MLP can't be differentiated twice (create_graph=True)", "UNIMPLEMENTED"
+                f"{layer.module}: a remote MLP can't be differentiated twice (create_graph=True)", "UNIMPLEMENTED"
             )
-        layer, step = ctx.layer, ctx.step
         x, version = ctx.saved_tensors
-        _, _, input_gradient, *trained = ctx.needs_input_grad
-        trained = [p if needed else None for p, needed in zip(ctx.placeholders, trained)]
+        _, _, _, input_gradient, *needed = ctx.needs_input_grad
+        trained = [name if need else None for name, need in zip(ctx.names, needed)]
+        weight_gradient = any([_accumulates(name, p) for name, p in zip(trained, ctx.placeholders) if name])
+        if weight_gradient:
+            step.admit()
         dx = step.guard(
             lambda: step.connection.backward(
                 layer.layer,
@@ -165,19 +187,24 @@ class _RemoteFunction(torch.autograd.Function):
                 x,
                 dy.to(x.dtype),
                 input_gradient=input_gradient,
-                weight_gradient=any(p is not None and _accumulates(p) for p in trained),
+                weight_gradient=weight_gradient,
             )
         )
         if dx is not None:
             dx = dx.to(x.device)
-        return None, None, dx, *(None if p is None else torch.zeros_like(p) for p in trained)
+        gradients = (step.gradient(name) if name and weight_gradient else None for name in trained)
+        return None, None, None, dx, *gradients
 
 
-def _accumulates(parameter: nn.Parameter) -> bool:
-    """Whether the backward that runs now adds to ``parameter.grad``, as autograd.grad() and backward(inputs=...) may
-    not."""
-    node = torch.autograd.graph.get_gradient_edge(parameter).node
+def _accumulates(name: str, placeholder: nn.Parameter) -> bool:
+    """Whether the backward that runs now adds to the placeholder's ``grad``, as autograd.grad() and
+    backward(inputs=...) may not."""
+    node = torch.autograd.graph.get_gradient_edge(placeholder).node
     try:
         return torch._C._will_engine_execute_node(node)
-    except RuntimeError:  # autograd.grad() with the parameter among its inputs, which returns gradients and adds none
-        return False
+    except RuntimeError as error:  # autograd.grad() with the placeholder among its inputs
+        raise Error(
+            f"the gradient of {name} stays on the server and can't be returned: use backward() rather than "
+            "torch.autograd.grad()",
+            "UNIMPLEMENTED",
+        ) from error

@@ -12,7 +12,8 @@ from torch import nn
 from . import _native
 from .connection import Connection
 from .errors import Error, StepAborted
-from .optimizers import parameter_groups
+from .gradient import ServerGradient, factor_of
+from .optimizers import check_state, loss_scaling, parameter_groups
 
 T = TypeVar("T")
 
@@ -21,6 +22,9 @@ class Step:
     """The open step. The server's half is decided first and the local half follows, so that whatever fails on the way
     leaves local parameters untouched. Not thread-safe, except :meth:`guard`.
 
+    What the server sums is kept equal to what torch would have in ``grad``: the placeholders' gradients
+    (:class:`ServerGradient`) say which sums are wanted, and times what.
+
     ``average``: whether the trainers average their gradients, as DistributedDataParallel does.
     """
 
@@ -28,12 +32,10 @@ class Step:
         self.connection = connection
         self.placeholders: dict[str, nn.Parameter] = {}  # by the server's tensor name, in the server's order
         self.optimizer: torch.optim.Optimizer | None = None
+        self.fresh_optimizer = False  # whether the server's optimizer state is zeroed ahead of the next commit
         self._model = model
         self._divisor = connection.run.trainer_count if average else 1
-        self._sealed: _native.SealedStep | None = None
-        self._clip_factor = 1.0
-        self._torn = False  # a call failed, so that the server may hold rows that the session does not know of
-        self._spent = False  # committed, and gradients not zeroed since
+        self._reset()
 
     def guard(self, call: Callable[[], T]) -> T:
         """Runs ``call``; where it fails because the attempt is over, ends the local half too and raises StepAborted."""
@@ -58,48 +60,76 @@ class Step:
             self._torn = True
             raise
 
-    def clip(self, max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
-        """See Remote.clip_grad_norm_."""
-        if not max_norm > 0:
-            raise ValueError(f"max_norm: got {max_norm}, expected a number above 0")
-        local = [p for p in self._model.parameters() if p.grad is not None and p.numel() > 0]
-        total = torch.nn.utils.get_total_norm([p.grad for p in local])
-        if total.dtype in (torch.bfloat16, torch.float16):
-            total = total.float()
-        if self._takes_part():
-            total = torch.hypot(total, torch.as_tensor(self._server_norm()).to(total))
-        if error_if_nonfinite and not total.isfinite():
-            raise RuntimeError(
-                f"the gradients' total norm is {total.item()}, so they can't be clipped; to scale them by "
-                "it anyway, set error_if_nonfinite=False"
+    def admit(self) -> None:
+        """Ahead of a backward call that adds weight gradients. Torch adds to what is in ``grad`` when a backward pass
+        begins; what was dropped from there since the pass before is dropped from the server."""
+        backward_pass = torch._C._current_graph_task_id()
+        if backward_pass == self._pass:
+            return
+        dropped, kept = [], []
+        for name, p in self.placeholders.items():
+            factor = 0.0 if p.grad is None else self._factor(name, p)
+            if factor not in (0, 1):
+                raise Error(
+                    f"the gradient of {name} was scaled, by {factor}, and the server can't add to it any more: scale "
+                    "the loss instead, or accumulate before you scale",
+                    "FAILED_PRECONDITION",
+                )
+            if name in self._given:
+                (kept if factor else dropped).append(name)
+        if dropped and kept:
+            raise Error(
+                f"the gradient of {dropped[0]} was dropped and that of {kept[0]} was not, and the server drops all of "
+                "a step's or none: call zero_grad()",
+                "FAILED_PRECONDITION",
             )
-        torch.nn.utils.clip_grads_with_norm_(local, max_norm, total)
-        self._clip_factor *= min(1.0, max_norm / (total.item() + 1e-6)) if total.isfinite() else math.nan
-        return total
+        if (dropped or self._torn) and not kept:
+            self.discard()
+        self._pass = backward_pass
+
+    def gradient(self, name: str) -> ServerGradient:
+        """What a backward call that was admitted gives to the placeholder of ``name``."""
+        self._given.add(name)
+        return ServerGradient.of(name, self._attempt, self.placeholders[name])
 
     def commit(self, optimizer: torch.optim.Optimizer) -> None:
         """Applies the server's half of the step with ``optimizer``'s hyperparameters as they are now."""
-        if not self._takes_part():
+        if not self.connection.run.train:
             return
-        groups = parameter_groups(optimizer, self.placeholders, self._trained())
-        if self._spent and self._has_gradients():
-            raise Error(
-                "the gradients were not zeroed since the last step(), and the server dropped its part of them "
-                "when it committed: call zero_grad() after each step",
-                "FAILED_PRECONDITION",
-            )
-        sealed = self._seal()
-        if not sealed.finite or not math.isfinite(self._clip_factor):
+        trained = {name: p for name, p in self.placeholders.items() if p.grad is not None}
+        check_state(optimizer, self.placeholders)
+        scale, found_inf = loss_scaling(optimizer)
+        if found_inf or not trained:
+            return
+        groups = parameter_groups(optimizer, self.placeholders, trained)
+        factor = self._common_factor(trained)
+        if factor == 0:  # what the server has is not wanted, and the optimizer steps on zeros
+            self.discard()
+            factor = 1.0
+        sealed = self.seal(self._attempt)
+        if not sealed.finite or not math.isfinite(factor):
             origin = sealed.non_finite_origin or "one that the trainer holds"
             raise Error(
                 f"a gradient is not finite ({origin}): call zero_grad(), which discards the step",
                 "FAILED_PRECONDITION",
                 "NON_FINITE",
             )
-        scale = self._clip_factor / self._divisor
-        self.guard(lambda: self.connection.session.commit_step(groups, scale))
+        scale = factor / (scale * self._divisor)
+        self.guard(lambda: self.connection.session.commit_step(groups, scale, self.fresh_optimizer))
+        self.fresh_optimizer = False
         self._reset()
-        self._spent = True
+
+    def hide_gradients(self) -> None:
+        """From the local half of step(), which is to skip the placeholders."""
+        self._hidden = [(p, p.grad) for p in self.placeholders.values() if p.grad is not None]
+        for p, _ in self._hidden:
+            p.grad = None
+
+    def show_gradients(self) -> None:
+        """As torch keeps gradients after step(): until zero_grad() they stand for what is gone from the server."""
+        for p, grad in self._hidden:
+            p.grad = grad
+        self._hidden = []
 
     def discard(self) -> None:
         """Drops the server's half, if it has one that no step() committed."""
@@ -115,41 +145,68 @@ class Step:
             for p in parameters:
                 p.grad = None
         self._reset()
+        self.share()
 
-    def _reset(self) -> None:
-        self._sealed, self._clip_factor, self._torn, self._spent = None, 1.0, False, False
-
-    def _trained(self) -> dict[str, nn.Parameter]:
-        """What this step updates: as in torch, what has a gradient. Several trainers must name the same, and one of
-        them may have seen no batch, so theirs is what may have one."""
-        several = self.connection.run.trainer_count > 1
-        return {
-            name: p for name, p in self.placeholders.items() if (p.requires_grad if several else p.grad is not None)
-        }
-
-    def _has_gradients(self) -> bool:
-        return any(p.grad is not None for p in self.placeholders.values())
-
-    def _takes_part(self) -> bool:
-        """Whether there is a server's half to decide. Several trainers decide every step together."""
+    def share(self) -> None:
+        """After gradients were zeroed. Of several trainers, one that sees no batch clips and decides as the others do:
+        the server's gradients are the run's, and so each has them from the start."""
         run = self.connection.run
-        if not run.train:
-            return False
-        pending = self.connection.session.pending_row_count > 0
-        return run.trainer_count > 1 or self._sealed is not None or pending or self._has_gradients()
+        if run.train and run.trainer_count > 1:
+            for name, p in self.placeholders.items():
+                if p.requires_grad and p.grad is None:
+                    p.grad = ServerGradient.of(name, self._attempt, p)
 
-    def _seal(self) -> _native.SealedStep:
+    def seal(self, attempt: _Attempt) -> _native.SealedStep:
+        """Ends the step's backward calls and waits for the other trainers', once."""
+        if attempt is not self._attempt:
+            raise Error(
+                "the gradients are of a step that is over, and the server has dropped its part: call zero_grad()",
+                "FAILED_PRECONDITION",
+            )
         if self._sealed is None:
             self._sealed = self.guard(lambda: self.connection.session.seal_step())
         return self._sealed
 
-    def _server_norm(self) -> float:
-        """Of the gradients of the server's tensors that are trained, as the trainers average and have clipped them."""
-        sealed = self._seal()
+    def norm(self, attempt: _Attempt, tensor: str) -> float:
+        """The 2-norm of ``tensor``'s gradient, as the trainers average it. NaN where any tensor's is not finite."""
+        sealed = self.seal(attempt)
         if not sealed.finite:
             return math.nan
-        squares = dict(zip(self.placeholders, sealed.tensor_sums_of_squares, strict=True))
-        return math.sqrt(math.fsum(squares[name] for name in self._trained())) * self._clip_factor / self._divisor
+        if self._squares is None:
+            self._squares = dict(zip(self.placeholders, sealed.tensor_sums_of_squares, strict=True))
+        return math.sqrt(self._squares[tensor]) / self._divisor
+
+    def _reset(self) -> None:
+        self._attempt = _Attempt(self)
+        self._sealed: _native.SealedStep | None = None
+        self._squares: dict[str, float] | None = None
+        self._torn = False  # a call failed, so that the server may hold rows that the session does not know of
+        self._given: set[str] = set()  # the placeholders that backward gave a gradient in this attempt
+        self._pass: int | None = None  # the backward pass that was admitted last
+        self._hidden: list[tuple[nn.Parameter, torch.Tensor]] = []
+
+    def _factor(self, name: str, p: nn.Parameter) -> float:
+        factor = factor_of(p.grad, self._attempt)
+        if factor is None:
+            raise Error(
+                f"the gradients, such as that of {name}, were not zeroed since the last step(), and the server dropped "
+                "its part of them when it committed: call zero_grad() after each step",
+                "FAILED_PRECONDITION",
+            )
+        return factor
+
+    def _common_factor(self, trained: dict[str, nn.Parameter]) -> float:
+        """What all of the server's gradients are to be multiplied with."""
+        factors = {name: self._factor(name, p) for name, p in trained.items()}
+        first, *others = factors.items()
+        for name, factor in others:
+            if factor != first[1] and not (math.isnan(factor) and math.isnan(first[1])):
+                raise Error(
+                    f"the server scales all of its gradients alike, and that of {first[0]} was scaled by {first[1]}, "
+                    f"that of {name} by {factor}: call zero_grad(), which discards the step",
+                    "FAILED_PRECONDITION",
+                )
+        return first[1]
 
     def _discard(self, reason: str) -> None:
         """Moves to the attempt that is open now, in a new session where the old one is gone."""
@@ -159,3 +216,16 @@ class Step:
             if error.reason != "UNKNOWN_SESSION":
                 raise
             self.connection.reopen_session()
+
+
+class _Attempt:
+    """An attempt of a step as its gradients refer to it: the one that is open, or one that is over."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+
+    def norm(self, tensor: str) -> float:
+        return self._step.norm(self, tensor)
+
+    def is_finite(self) -> bool:
+        return self._step.seal(self).finite
