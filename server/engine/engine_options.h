@@ -17,6 +17,7 @@ struct EngineOptions {
   absl::Duration lease = absl::Seconds(30);        // a session's life without a sign of it
   absl::Duration seal_timeout = absl::Minutes(5);  // how long a seal waits for the other trainers
   std::function<absl::Time()> clock = absl::Now;   // that lease and seal_timeout go by; thread-safe
+  int64_t first_weights_version = 0;  // of the loaded weights; 0: drawn at random, for no two engines alike
 };
 
 inline constexpr int64_t kDefaultTileRows = 1024;

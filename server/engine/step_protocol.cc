@@ -31,9 +31,9 @@ bool IsStep(const CommitSpec* commit, int64_t step, int64_t attempt) {
 }  // namespace
 
 StepProtocol::StepProtocol(StepDevice& device, Metrics& metrics, std::vector<std::string> tensors,
-                           absl::Duration seal_timeout)
+                           absl::Duration seal_timeout, int64_t first_weights_version)
     : device_(device), metrics_(metrics), tensors_(std::move(tensors)), seal_timeout_(seal_timeout) {
-  position_.weights_version = 1;
+  position_.weights_version = first_weights_version;
 }
 
 std::vector<TrainerStatus> StepProtocol::trainers() const {

@@ -43,8 +43,10 @@ class StepProtocol {
   using SealDone = absl::AnyInvocable<void(absl::StatusOr<SealResult>)>;
   using PositionDone = absl::AnyInvocable<void(absl::StatusOr<StepPosition>)>;
 
-  // `device` and `metrics` must outlive this. `tensors`: names in ModelSpec::tensors' order.
-  StepProtocol(StepDevice& device, Metrics& metrics, std::vector<std::string> tensors, absl::Duration seal_timeout);
+  // `device` and `metrics` must outlive this. `tensors`: names in ModelSpec::tensors' order. Weights versions count up
+  // from `first_weights_version`.
+  StepProtocol(StepDevice& device, Metrics& metrics, std::vector<std::string> tensors, absl::Duration seal_timeout,
+               int64_t first_weights_version);
 
   const StepPosition& position() const { return position_; }
   std::vector<TrainerStatus> trainers() const;
