@@ -112,7 +112,8 @@ class Flags {
     AddSwitch("--frozen", o.engine.frozen, "Input gradients alone: no gradient or optimizer memory.");
     Add("--checkpoint-dir", "FOLDER", o.checkpoint_dir,
         "Where checkpoints are kept; made where it is missing (default: none).");
-    Add("--restore", "NAME", o.restore, "Checkpoint to start from; \"latest\" takes the latest, if there is one.");
+    Add("--restore", "NAME", o.restore,
+        "Checkpoint to start from; \"latest\" takes the latest, if there is one, and refuses one that is damaged.");
   }
 
   void AddService(ServerOptions& o) {

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <system_error>
 #include <tuple>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -160,6 +162,53 @@ absl::Status WriteFiles(const std::string& folder, const CheckpointState& state,
   return file.Sync();
 }
 
+// A folder that is a checkpoint, or was one.
+struct Found {
+  CheckpointInfo info;
+  int64_t saved_unix_nanos = std::numeric_limits<int64_t>::max();  // where that can't be read any more
+  absl::Status damage;
+};
+
+// A folder with none of a checkpoint's files is none.
+bool WasCheckpoint(const std::string& folder) {
+  return absl::c_any_of(std::array{kWeightsName, kOptimizerName, kManifestName},
+                        [&](const char* name) { return Exists(absl::StrCat(folder, "/", name)); });
+}
+
+Found Examine(const std::string& path, const std::string& name) {
+  Found found{.info = {.name = name, .step = 0, .byte_count = 0}, .damage = absl::OkStatus()};
+  const std::string folder = absl::StrCat(path, "/", name);
+  const absl::StatusOr<Manifest> manifest = ReadManifest(folder);
+  found.damage = manifest.status();
+  if (!manifest.ok()) return found;
+  found.info.step = manifest->step;
+  found.info.byte_count = ByteCount(*manifest);
+  found.saved_unix_nanos = manifest->saved_unix_nanos;
+  for (const auto& [file, sum] : manifest->files) {
+    std::error_code error;
+    const uintmax_t size = fs::file_size(absl::StrCat(folder, "/", file), error);
+    if (!error && size == static_cast<uintmax_t>(sum.size)) continue;
+    const std::string got = error ? " is missing" : absl::StrCat(" has ", size, " bytes; ", sum.size, " were written");
+    found.damage = Corrupt(absl::StrCat(folder, "/", file, got));
+  }
+  return found;
+}
+
+// Oldest first; those of unknown time last.
+absl::StatusOr<std::vector<Found>> FindAll(const std::string& path) {
+  std::vector<Found> found;
+  std::error_code error;
+  for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename();
+    if (CheckCheckpointName(name).ok() && WasCheckpoint(entry->path())) found.push_back(Examine(path, name));
+  }
+  if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot list ", path));
+  std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) {
+    return std::tie(a.saved_unix_nanos, a.info.name) < std::tie(b.saved_unix_nanos, b.info.name);
+  });
+  return found;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(const std::string& path,
@@ -208,28 +257,25 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> CheckpointStore::Load(const std::str
 }
 
 absl::StatusOr<std::vector<CheckpointInfo>> CheckpointStore::List() const {
-  std::vector<std::pair<int64_t, CheckpointInfo>> found;  // by time
-  std::error_code error;
-  for (fs::directory_iterator entry(path_, error), end; !error && entry != end; entry.increment(error)) {
-    const std::string name = entry->path().filename();
-    if (!CheckCheckpointName(name).ok()) continue;
-    const absl::StatusOr<Manifest> manifest = ReadManifest(entry->path());
-    if (!manifest.ok()) continue;
-    const bool whole = std::all_of(manifest->files.begin(), manifest->files.end(), [&](const auto& file) {
-      std::error_code no_size;
-      return fs::file_size(entry->path() / file.first, no_size) == static_cast<uintmax_t>(file.second.size);
-    });
-    if (!whole) continue;
-    found.emplace_back(manifest->saved_unix_nanos,
-                       CheckpointInfo{.name = name, .step = manifest->step, .byte_count = ByteCount(*manifest)});
-  }
-  if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot list ", path_));
-  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
-    return std::tie(a.first, a.second.name) < std::tie(b.first, b.second.name);
-  });
+  SHARDMLP_ASSIGN_OR_RETURN(const std::vector<Found> found, FindAll(path_));
   std::vector<CheckpointInfo> infos;
-  for (auto& [time, info] : found) infos.push_back(std::move(info));
+  for (const Found& checkpoint : found) {
+    if (checkpoint.damage.ok()) infos.push_back(checkpoint.info);
+  }
   return infos;
+}
+
+absl::StatusOr<std::string> CheckpointStore::Latest() const {
+  SHARDMLP_ASSIGN_OR_RETURN(const std::vector<Found> found, FindAll(path_));
+  const auto whole = std::find_if(found.rbegin(), found.rend(), [](const Found& one) { return one.damage.ok(); });
+  const std::string name = whole == found.rend() ? "" : whole->info.name;
+  if (whole == found.rbegin()) return name;
+  const Found& damaged = found.back();
+  return Corrupt(absl::StrCat(
+      damaged.damage.message(), "; checkpoint ", damaged.info.name, " in ", path_,
+      " is damaged and may be the latest: ",
+      name.empty() ? "no other is whole" : absl::StrCat("ask for another by name (", name, " is the latest whole one)"),
+      ", or take it out of the folder"));
 }
 
 }  // namespace shardmlp

@@ -70,6 +70,9 @@ class CheckpointStore {
   absl::StatusOr<std::unique_ptr<Checkpoint>> Load(const std::string& name) const;
   // Complete ones, oldest first.
   absl::StatusOr<std::vector<CheckpointInfo>> List() const;
+  // The name of the newest, empty where there is none. DATA_LOSS (CHECKPOINT_CORRUPT), naming it, where one that lacks
+  // a part may be newer than every whole one: how far to go back is a person's to say.
+  absl::StatusOr<std::string> Latest() const;
 
  private:
   CheckpointStore(std::string path, ModelSpec model) : path_(std::move(path)), model_(std::move(model)) {}
