@@ -202,7 +202,7 @@ absl::StatusOr<std::vector<Found>> FindAll(const std::string& path) {
     const std::string name = entry->path().filename();
     if (CheckCheckpointName(name).ok() && WasCheckpoint(entry->path())) found.push_back(Examine(path, name));
   }
-  if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot list ", path));
+  if (error) return SystemError(error.value(), "list", path);
   std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) {
     return std::tie(a.saved_unix_nanos, a.info.name) < std::tie(b.saved_unix_nanos, b.info.name);
   });
