@@ -22,4 +22,8 @@ struct EngineOptions {
 
 inline constexpr int64_t kDefaultTileRows = 1024;
 
+// What the options may be at most. The sizes of a plan are computed without overflow up to there.
+inline constexpr int64_t kMaxWorkspaceBytes = int64_t{1} << 50;
+inline constexpr int64_t kMaxCallCount = int64_t{1} << 16;
+
 }  // namespace shardmlp
