@@ -82,7 +82,7 @@ class ServingEngine final : public Engine, private StepDevice, private CallHost 
   absl::Status CheckVersion(const BackwardSpec& header, int64_t weights_version) const;
   // Whether a session may act on the step.
   absl::Status CheckStepCaller(int64_t session_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether checkpoints can be saved and restored here.
+  // Whether there is a checkpoint folder.
   absl::Status CheckCheckpoints() const;
   // Runs `job` on the device thread and answers with its result, or with why it could not run.
   template <typename T>

@@ -102,24 +102,35 @@ class VerifiedCheckpoint final : public Checkpoint {
                        [&](const SafetensorsFile& file) { return file.tensors().contains(tensor_name); });
   }
 
+  absl::Status Check(const std::string& tensor_name, DType dtype, int64_t byte_count) const override {
+    return Find(tensor_name, dtype, byte_count).status();
+  }
+
   absl::Status Read(const std::string& tensor_name, DType dtype, absl::Span<char> out) const override {
+    SHARDMLP_ASSIGN_OR_RETURN(const Place place, Find(tensor_name, dtype, static_cast<int64_t>(out.size())));
+    return place.file->Read(*place.entry, 0, out);
+  }
+
+ private:
+  struct Place {
+    const SafetensorsFile* file;
+    const SafetensorsEntry* entry;
+  };
+  absl::StatusOr<Place> Find(const std::string& tensor_name, DType dtype, int64_t byte_count) const {
     for (const SafetensorsFile& file : files_) {
       const auto found = file.tensors().find(tensor_name);
       if (found == file.tensors().end()) continue;
       const SafetensorsEntry& entry = found->second;
-      if (entry.dtype != dtype || entry.byte_count != static_cast<int64_t>(out.size())) {
-        return Error(
-            absl::StatusCode::kFailedPrecondition, Reason::kCheckpointMismatch,
-            absl::StrCat(file.path(), ": tensor ", tensor_name, " is ", entry.dtype_name, " in ", entry.byte_count,
-                         " bytes; ", SafetensorsName(dtype), " in ", out.size(), " was expected"));
-      }
-      return file.Read(entry, 0, out);
+      if (entry.dtype == dtype && entry.byte_count == byte_count) return Place{&file, &entry};
+      return Error(
+          absl::StatusCode::kFailedPrecondition, Reason::kCheckpointMismatch,
+          absl::StrCat(file.path(), ": tensor ", tensor_name, " is ", entry.dtype_name, " in ", entry.byte_count,
+                       " bytes; ", SafetensorsName(dtype), " in ", byte_count, " was expected"));
     }
     return Error(absl::StatusCode::kFailedPrecondition, Reason::kCheckpointMismatch,
                  absl::StrCat(files_[0].path(), " and ", files_[1].path(), " lack tensor ", tensor_name));
   }
 
- private:
   int64_t step_;
   std::vector<int64_t> update_counts_;
   std::array<SafetensorsFile, 2> files_;  // weights, optimizer

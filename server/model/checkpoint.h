@@ -52,6 +52,8 @@ class Checkpoint {
   virtual int64_t step() const = 0;
   virtual const std::vector<int64_t>& update_counts() const = 0;
   virtual bool Has(const std::string& tensor_name) const = 0;
+  // FAILED_PRECONDITION (CHECKPOINT_MISMATCH) unless Read would find that tensor in that type and size.
+  virtual absl::Status Check(const std::string& tensor_name, DType dtype, int64_t byte_count) const = 0;
   // Reads a tensor of either file, as it was written. `out` must be of its size.
   virtual absl::Status Read(const std::string& tensor_name, DType dtype, absl::Span<char> out) const = 0;
 };

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from models import load_model
+import pytest
+import torch
+from models import load_model, loss_of
 
 WHOLE, TORN = "whole", "torn"
 
@@ -27,3 +29,24 @@ def test_the_latest_checkpoint_is_not_passed_over_because_it_is_torn(folder, ser
     chosen = serve(folder("llama"), f"--checkpoint-dir={checkpoints}", f"--restore={WHOLE}")
     chosen.await_serving()
     assert f"restored checkpoint {WHOLE}" in chosen.log.read_text()
+
+
+def test_a_frozen_server_serves_the_weights_of_a_checkpoint(folder, serve, offload):
+    """For inference with what was trained, without the memory that training takes."""
+    trained = serve(folder("llama"))
+    model = load_model(folder("llama"))
+    remote = offload(model, trained)
+    mlps = [p for name, p in model.named_parameters() if ".mlp." in name]
+    optimizer = remote.wrap(torch.optim.SGD(mlps, lr=0.5))
+    before = loss_of(model, 0).item()
+    loss_of(model, 0).backward()
+    optimizer.step()
+    remote.save_checkpoint(WHOLE)
+    after = loss_of(model, 0).item()
+    assert abs(after - before) > 1e-3
+
+    checkpoints = trained.log.parent / "checkpoints"
+    server = serve(folder("llama"), "--frozen", f"--checkpoint-dir={checkpoints}", f"--restore={WHOLE}")
+    reader = load_model(folder("llama"))
+    offload(reader, server)
+    assert loss_of(reader, 0).item() == pytest.approx(after, rel=1e-6)
