@@ -98,8 +98,11 @@ class StepProtocol {
   bool AllSealed() const;
   // "rank 1 (not connected), rank 2"
   std::string Missing() const;
-  // Ends the attempt: raises it, answers who waits, drops its ledger, and has the device clear the gradients.
-  void EndAttempt(StepOutcome outcome, const std::string& why, Outbox& outbox);
+  // Whether anyone has added to the attempt, or sealed it.
+  bool InProgress() const;
+  // Ends the attempt: raises it, answers who waits, drops its ledger, and has the device clear the gradients. No
+  // `outcome`: nothing was lost, and no step is counted.
+  void EndAttempt(std::optional<StepOutcome> outcome, const std::string& why, Outbox& outbox);
   void AnswerSeals(const absl::StatusOr<SealResult>& result, Outbox& outbox);
   void AnswerCommits(const absl::StatusOr<StepPosition>& result, Outbox& outbox);
   void StartAttempt();
