@@ -26,7 +26,7 @@ struct AdamW {
 struct Sgd {
   double learning_rate = 0;
   double momentum = 0;
-  double dampening = 0;
+  double dampening = 0;  // any finite number
   double weight_decay = 0;
   bool nesterov = false;
   friend bool operator==(const Sgd&, const Sgd&) = default;

@@ -14,7 +14,7 @@ constexpr absl::string_view kMetadataUrl = "shardmlp/metadata";
 constexpr char kUnit = '\x1f';
 constexpr char kRecord = '\x1e';
 
-constexpr std::array<absl::string_view, 40> kNames = {
+constexpr std::array<absl::string_view, 43> kNames = {
     "UNSPECIFIED",
     "INVALID_ARGUMENT",
     "INVALID_SHAPE",
@@ -50,10 +50,13 @@ constexpr std::array<absl::string_view, 40> kNames = {
     "CHECKPOINT_CORRUPT",
     "CHECKPOINT_MISMATCH",
     "CHECKPOINT_DISABLED",
+    "STORAGE_FULL",
+    "STORAGE_FAILED",
     "UNSUPPORTED_MODEL",
     "MODEL_CORRUPT",
     "OUT_OF_MEMORY",
     "DEVICE_FAILED",
+    "INTERNAL",
     "UNREACHABLE",
 };
 static_assert(kNames.size() == static_cast<size_t>(Reason::kUnreachable) + 1);

@@ -52,10 +52,13 @@ enum class Reason {
   kCheckpointCorrupt,
   kCheckpointMismatch,  // of another model
   kCheckpointDisabled,
+  kStorageFull,    // no room for a checkpoint
+  kStorageFailed,  // a file can't be read, written or examined
   kUnsupportedModel,
   kModelCorrupt,
   kOutOfMemory,  // the memory plan does not fit
   kDeviceFailed,
+  kInternal,     // the server's own fault
   kUnreachable,  // client: no server within the retry budget
 };
 

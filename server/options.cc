@@ -23,6 +23,13 @@ namespace {
 
 using absl::string_view;
 
+// A shorter time ends while a message is on its way; a longer one is none.
+constexpr absl::Duration kMinTime = absl::Milliseconds(100);
+constexpr absl::Duration kMinLease = absl::Seconds(1);
+constexpr absl::Duration kMaxTime = absl::Hours(24);
+constexpr int kMaxThreads = 4096;
+constexpr int64_t kMaxSessions = 1 << 16;
+
 absl::Status Invalid(string_view message) {
   return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument, message);
 }
@@ -38,11 +45,6 @@ bool ParseLayers(string_view text, std::optional<std::pair<int, int>>& layers) {
   }
   layers = {first, last};
   return true;
-}
-
-// "500ms", "30s", "5m". False for anything else, and what is not above zero.
-bool ParseTime(string_view text, absl::Duration& time) {
-  return absl::ParseDuration(text, &time) && time > absl::ZeroDuration() && time != absl::InfiniteDuration();
 }
 
 // The flags of a command line, which fill `options` while CLI11 parses it. CLI11 throws what it finds wrong.
@@ -69,9 +71,9 @@ class Flags {
     return app_.add_option(name, field, help)->type_name(value);
   }
   // `parse` fills the field, or says false where the text is not as `expected`.
-  template <typename Field>
-  void AddParsed(const char* name, const char* value, Field& field, bool (*parse)(string_view, Field&),
-                 const char* expected, const char* help) {
+  template <typename Field, typename Parse>
+  void AddParsed(const char* name, const char* value, Field& field, Parse parse, const std::string& expected,
+                 const char* help) {
     const auto set = [=, &field](const std::string& text) {
       if (!parse(text, field)) {
         throw CLI::ValidationError(name, absl::StrCat("got \"", text, "\", expected ", expected));
@@ -90,17 +92,23 @@ class Flags {
   void AddSwitch(const char* name, bool& field, const char* help) {
     app_.add_flag(name, field, help)->check(CLI::IsMember({"true", "false"}).description(""));
   }
-  void AddBytes(const char* name, int64_t& field, const char* help) {
+  void AddBytes(const char* name, int64_t& field, int64_t max, const char* help) {
     Add(name, "BYTES", field, help)
         ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true).description(""))
-        ->check(CLI::Range(std::numeric_limits<int64_t>::max()).description(""));  // from 0
+        ->check(CLI::Range(int64_t{1}, max).description(""));
   }
   template <typename Field>
-  void AddCount(const char* name, Field& field, const char* help) {
-    Add(name, "N", field, help)->check(CLI::Range(1, std::numeric_limits<int>::max()).description(""));
+  void AddCount(const char* name, Field& field, Field max, const char* help) {
+    Add(name, "N", field, help)->check(CLI::Range(Field{1}, max).description(""));
   }
-  void AddTime(const char* name, absl::Duration& field, const char* help) {
-    AddParsed(name, "TIME", field, ParseTime, "a time above zero, such as 500ms, 30s or 5m", help);
+  void AddTime(const char* name, absl::Duration& field, absl::Duration min, const char* help) {
+    const auto parse = [min](string_view text, absl::Duration& time) {
+      return absl::ParseDuration(text, &time) && time >= min && time <= kMaxTime;
+    };
+    AddParsed(name, "TIME", field, parse,
+              absl::StrCat("a time of ", absl::FormatDuration(min), " to ", absl::ToInt64Hours(kMaxTime),
+                           "h, such as 30s or 5m"),
+              help);
   }
 
   void AddModel(ServerOptions& o) {
@@ -112,7 +120,8 @@ class Flags {
     AddSwitch("--frozen", o.engine.frozen, "Input gradients alone: no gradient or optimizer memory.");
     Add("--checkpoint-dir", "FOLDER", o.checkpoint_dir,
         "Where checkpoints are kept; made where it is missing (default: none).");
-    Add("--restore", "NAME", o.restore, "Checkpoint to start from; \"latest\" takes the latest, if there is one.");
+    Add("--restore", "NAME", o.restore,
+        "Checkpoint to start from; \"latest\" takes the latest, if there is one, and refuses one that is damaged.");
   }
 
   void AddService(ServerOptions& o) {
@@ -129,22 +138,26 @@ class Flags {
   }
 
   void AddResources(ServerOptions& o) {
-    AddBytes("--workspace-bytes", o.engine.workspace_bytes,
+    AddBytes("--workspace-bytes", o.engine.workspace_bytes, kMaxWorkspaceBytes,
              "Memory of a tile, which sets its rows (default: what 1024 rows need).");
-    AddBytes("--memory-bytes", o.backend.memory_bytes,
+    AddBytes("--memory-bytes", o.backend.memory_bytes, std::numeric_limits<int64_t>::max(),
              "Memory that the plan may take (default: what the machine, or its cgroup, has).");
-    AddCount("--max-calls", o.engine.max_call_count,
+    AddCount("--max-calls", o.engine.max_call_count, kMaxCallCount,
              "Calls that may be open at once; each has its own staging (default: 8).");
-    AddCount("--max-sessions", o.engine.max_session_count, "Sessions that may be open at once (default: 256).");
-    AddCount("--threads", o.backend.threads, "Threads that compute (default: as many as the process may run on).");
+    AddCount("--max-sessions", o.engine.max_session_count, kMaxSessions,
+             "Sessions that may be open at once (default: 256).");
+    AddCount("--threads", o.backend.threads, kMaxThreads,
+             "Threads that compute (default: as many as the process may run on).");
   }
 
   void AddTimes(ServerOptions& o) {
-    AddTime("--lease", o.engine.lease, "How long a session lives without a sign of it (default: 30s).");
-    AddTime("--seal-timeout", o.engine.seal_timeout, "How long a seal waits for the other trainers (default: 5m).");
-    AddTime("--stall-timeout", o.rpc.stall_timeout,
+    AddTime("--lease", o.engine.lease, kMinLease, "How long a session lives without a sign of it (default: 30s).");
+    AddTime("--seal-timeout", o.engine.seal_timeout, kMinTime,
+            "How long a seal waits for the other trainers (default: 5m).");
+    AddTime("--stall-timeout", o.rpc.stall_timeout, kMinTime,
             "How long a call waits for a client that neither sends nor reads (default: 60s).");
-    AddTime("--drain-timeout", o.drain_timeout, "How long open calls may go on after SIGTERM (default: 25s).");
+    AddTime("--drain-timeout", o.drain_timeout, kMinTime,
+            "How long open calls may go on after SIGTERM (default: 25s).");
   }
 
   void AddLog(LogOptions& log) {

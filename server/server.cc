@@ -1,7 +1,6 @@
 #include "server/server.h"
 
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -62,6 +61,10 @@ absl::Status Server::Load(std::ostream& out) {
   std::unique_ptr<CheckpointStore> checkpoints;
   if (!options_.checkpoint_dir.empty()) {
     SHARDMLP_ASSIGN_OR_RETURN(checkpoints, CheckpointStore::Open(options_.checkpoint_dir, folder->spec()));
+    restore_ = options_.restore;
+    if (restore_ == kLatest) {
+      SHARDMLP_ASSIGN_OR_RETURN(restore_, checkpoints->Latest());
+    }
   }
   SHARDMLP_ASSIGN_OR_RETURN(engine_, Engine::Create(options_.engine, std::move(backend), *folder, MakeLocalGroup(),
                                                     std::move(checkpoints), metrics_));
@@ -69,16 +72,10 @@ absl::Status Server::Load(std::ostream& out) {
 }
 
 absl::Status Server::Restore(std::ostream& out) {
-  std::string name = options_.restore;
-  if (name == kLatest) {
-    SHARDMLP_ASSIGN_OR_RETURN(const auto checkpoints,
-                              Await<std::vector<CheckpointInfo>>([&](auto done) { engine_->ListCheckpoints(done); }));
-    name = checkpoints.empty() ? "" : checkpoints.back().name;
-  }
-  if (name.empty()) return absl::OkStatus();
-  SHARDMLP_ASSIGN_OR_RETURN(const StepPosition position,
-                            Await<StepPosition>([&](auto done) { engine_->RestoreCheckpoint(name, done); }));
-  out << "restored checkpoint " << name << ", step " << position.step << std::endl;
+  if (restore_.empty()) return absl::OkStatus();
+  const auto position = Await<StepPosition>([&](auto done) { engine_->RestoreCheckpoint(restore_, done); });
+  if (!position.ok()) return Annotate(position.status(), absl::StrCat("can't start from checkpoint ", restore_));
+  out << "restored checkpoint " << restore_ << ", step " << position->step << std::endl;
   return absl::OkStatus();
 }
 

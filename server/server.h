@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <ostream>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -38,6 +39,7 @@ class Server {
 
   const ServerOptions options_;
   Metrics metrics_;
+  std::string restore_;             // the checkpoint to start from; empty: none
   std::unique_ptr<Engine> engine_;  // outlives rpc_
   std::unique_ptr<RpcServer> rpc_;
 };

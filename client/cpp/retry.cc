@@ -21,7 +21,7 @@ bool IsTransient(const absl::Status& failure) {
   switch (failure.code()) {
     // Who is missing should be known to the trainer, who may wait on or discard.
     case absl::StatusCode::kUnavailable: return reason != Reason::kTrainerMissing && reason != Reason::kUnreachable;
-    // Out of memory stays so, and so does a message above the limit.
+    // Out of memory stays so, and so does a full disk, or a message above the limit.
     case absl::StatusCode::kResourceExhausted:
       return reason == Reason::kUnspecified || reason == Reason::kOverloaded || reason == Reason::kTooManySessions;
     default: return false;

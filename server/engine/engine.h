@@ -75,6 +75,8 @@ class Engine {
   // XXH3-64 of each tensor's bytes, in ModelSpec::tensors' order.
   virtual void Checksums(Done<std::vector<uint64_t>> done) = 0;
 
+  // FAILED_PRECONDITION (CHECKPOINT_DISABLED) where there is no folder for them. A frozen engine restores the weights
+  // alone, and saves none.
   virtual void SaveCheckpoint(const std::string& name, Done<CheckpointInfo> done) = 0;
   virtual void RestoreCheckpoint(const std::string& name, Done<StepPosition> done) = 0;
   virtual void ListCheckpoints(Done<std::vector<CheckpointInfo>> done) = 0;

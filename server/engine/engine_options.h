@@ -17,8 +17,13 @@ struct EngineOptions {
   absl::Duration lease = absl::Seconds(30);        // a session's life without a sign of it
   absl::Duration seal_timeout = absl::Minutes(5);  // how long a seal waits for the other trainers
   std::function<absl::Time()> clock = absl::Now;   // that lease and seal_timeout go by; thread-safe
+  int64_t first_weights_version = 0;  // of the loaded weights; 0: drawn at random, for no two engines alike
 };
 
 inline constexpr int64_t kDefaultTileRows = 1024;
+
+// What the options may be at most. The sizes of a plan are computed without overflow up to there.
+inline constexpr int64_t kMaxWorkspaceBytes = int64_t{1} << 50;
+inline constexpr int64_t kMaxCallCount = int64_t{1} << 16;
 
 }  // namespace shardmlp

@@ -115,15 +115,15 @@ absl::Status ServingEngine::CheckCheckpoints() const {
     return Error(absl::StatusCode::kFailedPrecondition, Reason::kCheckpointDisabled,
                  "the server was started without a checkpoint folder (--checkpoint-dir)");
   }
-  if (options_.frozen) {
-    return Error(absl::StatusCode::kFailedPrecondition, Reason::kCheckpointDisabled,
-                 "the server is frozen: its weights never differ from the model's, and it keeps no optimizer state");
-  }
   return absl::OkStatus();
 }
 
 void ServingEngine::SaveCheckpoint(const std::string& name, Done<CheckpointInfo> done) {
   if (const absl::Status status = CheckCheckpoints(); !status.ok()) return done(status);
+  if (options_.frozen) {
+    return done(Error(absl::StatusCode::kFailedPrecondition, Reason::kCheckpointDisabled,
+                      "the server is frozen: it has no optimizer state to save"));
+  }
   RunOnDevice<CheckpointInfo>(
       std::move(done), [this, name] { return checkpoints_->Save(name, parameters_->Snapshot(position().step)); });
 }
@@ -134,13 +134,24 @@ void ServingEngine::RestoreCheckpoint(const std::string& name, Done<StepPosition
 }
 
 absl::StatusOr<StepPosition> ServingEngine::RestoreNow(const std::string& name) {
+  {
+    absl::MutexLock lock(&mutex_);
+    // Each trainer of a run asks for it, and the first has got it for all.
+    const bool untouched = step_.position() == restored_position_ && !step_.InProgress();
+    if (untouched && name == restored_name_) return restored_position_;
+  }
   // Everything that can be wrong with the checkpoint is found here, before anything is changed.
   SHARDMLP_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, checkpoints_->Load(name));
-  SHARDMLP_RETURN_IF_ERROR(NoteDevice(parameters_->Restore(*checkpoint)));
+  SHARDMLP_RETURN_IF_ERROR(parameters_->CheckRestorable(*checkpoint));
+  // From here on a failure leaves half of it in place, which must not be served.
+  SHARDMLP_RETURN_IF_ERROR(
+      NoteDevice(Annotate(parameters_->Restore(*checkpoint), absl::StrCat("checkpoint ", name, " in part restored"))));
   Outbox outbox;
   absl::MutexLock lock(&mutex_);
   step_.Restored(checkpoint->step(), outbox);
-  return step_.position();
+  restored_name_ = name;
+  restored_position_ = step_.position();
+  return restored_position_;
 }
 
 void ServingEngine::ListCheckpoints(Done<std::vector<CheckpointInfo>> done) {

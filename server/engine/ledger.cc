@@ -45,7 +45,7 @@ absl::StatusOr<LedgerVerdict> Ledger::Check(const Contribution& contribution) co
     }
   }
   if (contribution.row_begin != marked) {
-    return Error(absl::StatusCode::kInternal, Reason::kUnspecified,
+    return Error(absl::StatusCode::kInternal, Reason::kInternal,
                  absl::StrCat("call ", contribution.call_id, " adds row ", contribution.row_begin, " after row ",
                               marked - 1, "; tiles of a call are added in order"));
   }

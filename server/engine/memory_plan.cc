@@ -1,5 +1,7 @@
 #include "server/engine/memory_plan.h"
 
+#include <limits>
+
 #include "absl/strings/str_format.h"
 #include "kernels/status.h"
 #include "server/engine/lane.h"
@@ -15,7 +17,29 @@ std::string Line(absl::string_view use, int64_t bytes) {
   return absl::StrFormat("  %-16s %12.1f MiB\n", use, static_cast<double>(bytes) / (1 << 20));
 }
 
+int64_t Sum(int64_t a, int64_t b) {
+  int64_t sum = 0;
+  return __builtin_add_overflow(a, b, &sum) ? std::numeric_limits<int64_t>::max() : sum;
+}
+
+int64_t Product(int64_t a, int64_t b) {
+  int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<int64_t>::max() : product;
+}
+
+absl::Status CheckRange(absl::string_view what, int64_t value, int64_t min, int64_t max) {
+  if (value >= min && value <= max) return absl::OkStatus();
+  return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
+               absl::StrFormat("%s: got %d, expected %d to %d", what, value, min, max));
+}
+
 }  // namespace
+
+int64_t MemoryPlan::device_bytes() const {
+  return Sum(Sum(Sum(weights_bytes, gradients_bytes), Sum(master_weights_bytes, optimizer_bytes)), workspace_bytes);
+}
+
+int64_t MemoryPlan::total_bytes() const { return Sum(device_bytes(), staging_bytes); }
 
 std::string MemoryPlan::ToString() const {
   std::string text = "memory plan\n";
@@ -32,18 +56,20 @@ DType WidestWireDType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 :
 int TilesInFlight(const DeviceInfo& device) { return device.unified_memory ? 1 : kLaneDepth; }
 
 absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& model, const EngineOptions& options, const DeviceInfo& device) {
+  SHARDMLP_RETURN_IF_ERROR(CheckRange("workspace_bytes", options.workspace_bytes, 0, kMaxWorkspaceBytes));
+  SHARDMLP_RETURN_IF_ERROR(CheckRange("max_call_count", options.max_call_count, 1, kMaxCallCount));
   MemoryPlan plan;
   const int64_t size = SizeOf(model.dtype);
   const int64_t accumulator_size = SizeOf(AccumulatorOf(model.dtype));
   const bool own_masters = model.dtype != AccumulatorOf(model.dtype);
   for (const LayerSpec& layer : model.layers) {
     const int64_t parameters = layer.mlp.parameter_count();
-    plan.weights_bytes += parameters * size;
-    if (!options.frozen) {
-      plan.gradients_bytes += parameters * accumulator_size;
-      plan.master_weights_bytes += own_masters ? parameters * accumulator_size : 0;
-      plan.optimizer_bytes += 2 * parameters * accumulator_size;
-    }
+    const int64_t sums = Product(parameters, accumulator_size);
+    plan.weights_bytes = Sum(plan.weights_bytes, Product(parameters, size));
+    if (options.frozen) continue;
+    plan.gradients_bytes = Sum(plan.gradients_bytes, sums);
+    if (own_masters) plan.master_weights_bytes = Sum(plan.master_weights_bytes, sums);
+    plan.optimizer_bytes = Sum(plan.optimizer_bytes, Product(2, sums));
   }
   // One tile size for all layers keeps lanes and limits simple; layers of one model hardly differ.
   const int tiles = TilesInFlight(device);
@@ -55,7 +81,7 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& model, const EngineOption
                                  options.workspace_bytes, tiles * TileBuffers::Bytes(model.layers, 1)));
   }
   plan.workspace_bytes = tiles * TileBuffers::Bytes(model.layers, plan.tile_row_count);
-  plan.staging_bytes = options.max_call_count * LaneSize(model.layers, plan.tile_row_count).bytes();
+  plan.staging_bytes = Product(options.max_call_count, LaneSize(model.layers, plan.tile_row_count).bytes());
   return plan;
 }
 

@@ -21,10 +21,9 @@ struct MemoryPlan {
   int64_t staging_bytes = 0;  // host memory: a lane for each call that may be open
   int64_t tile_row_count = 0;
 
-  int64_t device_bytes() const {
-    return weights_bytes + gradients_bytes + master_weights_bytes + optimizer_bytes + workspace_bytes;
-  }
-  int64_t total_bytes() const { return device_bytes() + staging_bytes; }
+  // Sums, as every product above, stay at the largest int64 where they would go beyond it.
+  int64_t device_bytes() const;
+  int64_t total_bytes() const;
   // A table for people, a line each.
   std::string ToString() const;
 };
@@ -32,7 +31,7 @@ struct MemoryPlan {
 // Tiles that are worked on at once: one is copied in while another is computed, where that takes copying.
 int TilesInFlight(const DeviceInfo& device);
 
-// INVALID_ARGUMENT where the workspace holds no tile of one row.
+// INVALID_ARGUMENT where the workspace holds no tile of one row, or the workspace or the calls are out of range.
 absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& model, const EngineOptions& options, const DeviceInfo& device);
 
 // RESOURCE_EXHAUSTED (OUT_OF_MEMORY), with the plan, where it takes more than `available_bytes`.

@@ -253,24 +253,34 @@ CheckpointState Parameters::Snapshot(int64_t step) {
   return state;
 }
 
-absl::Status Parameters::Restore(const Checkpoint& checkpoint, const TensorSpec& tensor, const std::string& suffix,
-                                 MlpTensors& tensors) {
-  const MatrixView view = ViewOf(tensor, tensors);
-  std::vector<char> bytes(view.byte_count());
-  SHARDMLP_RETURN_IF_ERROR(checkpoint.Read(tensor.name + suffix, view.dtype, absl::MakeSpan(bytes)));
-  return WriteView(tensor, view, bytes);
+std::vector<Parameters::Restored> Parameters::RestoredTensors() {
+  std::vector<Restored> restored;
+  for (const TensorSpec& tensor : model_.tensors) {
+    Layer& layer = LayerOf(tensor);
+    const auto add = [&](absl::string_view suffix, const MlpTensors& tensors) {
+      restored.push_back({&tensor, absl::StrCat(tensor.name, suffix), ViewOf(tensor, tensors)});
+    };
+    add("", layer.weights.views);
+    if (frozen_) continue;
+    if (layer.master.buffer.data() != nullptr) add(".master", layer.master.views);
+    add(".moment1", layer.moment1.views);
+    add(".moment2", layer.moment2.views);
+  }
+  return restored;
+}
+
+absl::Status Parameters::CheckRestorable(const Checkpoint& checkpoint) {
+  for (const Restored& restored : RestoredTensors()) {
+    SHARDMLP_RETURN_IF_ERROR(checkpoint.Check(restored.name, restored.view.dtype, restored.view.byte_count()));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Parameters::Restore(const Checkpoint& checkpoint) {
-  for (const TensorSpec& tensor : model_.tensors) {
-    Layer& layer = LayerOf(tensor);
-    SHARDMLP_RETURN_IF_ERROR(Restore(checkpoint, tensor, "", layer.weights.views));
-    if (frozen_) continue;
-    if (layer.master.buffer.data() != nullptr) {
-      SHARDMLP_RETURN_IF_ERROR(Restore(checkpoint, tensor, ".master", layer.master.views));
-    }
-    SHARDMLP_RETURN_IF_ERROR(Restore(checkpoint, tensor, ".moment1", layer.moment1.views));
-    SHARDMLP_RETURN_IF_ERROR(Restore(checkpoint, tensor, ".moment2", layer.moment2.views));
+  for (const Restored& restored : RestoredTensors()) {
+    std::vector<char> bytes(restored.view.byte_count());
+    SHARDMLP_RETURN_IF_ERROR(checkpoint.Read(restored.name, restored.view.dtype, absl::MakeSpan(bytes)));
+    SHARDMLP_RETURN_IF_ERROR(WriteView(*restored.tensor, restored.view, bytes));
   }
   updates_ = checkpoint.updates();
   return absl::OkStatus();

@@ -55,6 +55,9 @@ class Parameters {
 
   // What a checkpoint holds; its tensors read from here, so it must be written before the next Apply.
   CheckpointState Snapshot(int64_t step);
+  // FAILED_PRECONDITION (CHECKPOINT_MISMATCH) unless the checkpoint has all that Restore reads.
+  absl::Status CheckRestorable(const Checkpoint& checkpoint);
+  // The weights, and the optimizer's state where not frozen. A failure leaves a part of them as they were.
   absl::Status Restore(const Checkpoint& checkpoint);
 
  private:
@@ -81,8 +84,13 @@ class Parameters {
                         absl::Span<char> to);
   absl::Status WriteView(const TensorSpec& tensor, MatrixView view, absl::Span<const char> from);
   CheckpointTensor Saved(const TensorSpec& tensor, const std::string& suffix, const MlpTensors& tensors);
-  absl::Status Restore(const Checkpoint& checkpoint, const TensorSpec& tensor, const std::string& suffix,
-                       MlpTensors& tensors);
+  // What Restore reads, and where to.
+  struct Restored {
+    const TensorSpec* tensor;
+    std::string name;  // in the checkpoint
+    MatrixView view;
+  };
+  std::vector<Restored> RestoredTensors();
 
   Backend& backend_;
   const ModelSpec& model_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/status.h"
@@ -15,6 +16,13 @@ std::vector<std::string> TensorNames(const ModelSpec& model) {
   std::vector<std::string> names;
   for (const TensorSpec& tensor : model.tensors) names.push_back(tensor.name);
   return names;
+}
+
+// Below 2^53 however many steps follow, so that programs which read numbers as doubles get it whole.
+int64_t FirstWeightsVersion(const EngineOptions& options) {
+  if (options.first_weights_version != 0) return options.first_weights_version;
+  absl::BitGen random;
+  return absl::Uniform<int64_t>(random, 1, int64_t{1} << 52);
 }
 
 }  // namespace
@@ -46,7 +54,7 @@ ServingEngine::ServingEngine(const EngineOptions& options, const ModelSpec& mode
       checkpoints_(std::move(checkpoints)),
       metrics_(metrics),
       sessions_({options.max_session_count, options.lease, options.frozen}),
-      step_(*this, metrics, TensorNames(model), options.seal_timeout) {}
+      step_(*this, metrics, TensorNames(model), options.seal_timeout, FirstWeightsVersion(options)) {}
 
 ServingEngine::~ServingEngine() { Shutdown(); }
 

@@ -82,7 +82,7 @@ class ServingEngine final : public Engine, private StepDevice, private CallHost 
   absl::Status CheckVersion(const BackwardSpec& header, int64_t weights_version) const;
   // Whether a session may act on the step.
   absl::Status CheckStepCaller(int64_t session_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether checkpoints can be saved and restored here.
+  // Whether there is a checkpoint folder.
   absl::Status CheckCheckpoints() const;
   // Runs `job` on the device thread and answers with its result, or with why it could not run.
   template <typename T>
@@ -114,6 +114,8 @@ class ServingEngine final : public Engine, private StepDevice, private CallHost 
   mutable absl::Mutex mutex_;
   SessionTable sessions_ ABSL_GUARDED_BY(mutex_);
   StepProtocol step_ ABSL_GUARDED_BY(mutex_);
+  std::string restored_name_ ABSL_GUARDED_BY(mutex_);  // the checkpoint restored last, and where that led
+  StepPosition restored_position_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<TileCall>> calls_ ABSL_GUARDED_BY(mutex_);
   int64_t open_calls_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status health_ ABSL_GUARDED_BY(mutex_);

@@ -52,9 +52,9 @@ bool IsStep(const CommitSpec* commit, int64_t step, int64_t attempt) {
 }  // namespace
 
 StepProtocol::StepProtocol(StepDevice& device, Metrics& metrics, std::vector<std::string> tensors,
-                           absl::Duration seal_timeout)
+                           absl::Duration seal_timeout, int64_t first_weights_version)
     : device_(device), metrics_(metrics), tensors_(std::move(tensors)), seal_timeout_(seal_timeout) {
-  position_.weights_version = 1;
+  position_.weights_version = first_weights_version;
 }
 
 std::vector<TrainerStatus> StepProtocol::trainers() const {
@@ -74,7 +74,7 @@ void StepProtocol::RemoveTrainer(int64_t session_id, bool lost, Outbox& outbox) 
   if (trainer == trainers_.end()) return;
   const SessionSpec spec = trainer->second.spec;
   const bool took_part = trainer->second.sealed || !ledger_.RowsOf(session_id).empty();
-  const bool in_progress = !ledger_.empty() || !waiting_seals_.empty() || phase_ != Phase::kOpen;
+  const bool in_progress = InProgress();
   trainers_.erase(trainer);
   // A decided step is applied whoever is left.
   if (phase_ == Phase::kApplying) return;
@@ -122,9 +122,9 @@ absl::StatusOr<LedgerVerdict> StepProtocol::Admit(const Contribution& contributi
                               " and can add no rows to it; got call ", contribution.call_id));
   }
   ledger_.Mark(contribution);
-  if (!non_finite.empty()) {
-    metrics_.CountNonFinite();
-    if (non_finite_origin_.empty()) non_finite_origin_ = non_finite;
+  if (!non_finite.empty() && non_finite_origin_.empty()) {
+    non_finite_origin_ = non_finite;
+    metrics_.CountNonFinite();  // the attempt, once
   }
   return verdict;
 }
@@ -289,7 +289,12 @@ void StepProtocol::Discard(const DiscardSpec& spec, PositionDone done, Outbox& o
   answer(position_);
 }
 
-void StepProtocol::EndAttempt(StepOutcome outcome, const std::string& why, Outbox& outbox) {
+bool StepProtocol::InProgress() const {
+  return !ledger_.empty() || !waiting_seals_.empty() || phase_ != Phase::kOpen ||
+         std::any_of(trainers_.begin(), trainers_.end(), [](const auto& entry) { return entry.second.sealed; });
+}
+
+void StepProtocol::EndAttempt(std::optional<StepOutcome> outcome, const std::string& why, Outbox& outbox) {
   ++position_.attempt;
   end_reason_ = why;
   const absl::Status aborted = Error(absl::StatusCode::kAborted, Reason::kStepAborted,
@@ -297,7 +302,7 @@ void StepProtocol::EndAttempt(StepOutcome outcome, const std::string& why, Outbo
   AnswerSeals(aborted, outbox);
   AnswerCommits(aborted, outbox);
   StartAttempt();
-  metrics_.CountStep(outcome);
+  if (outcome.has_value()) metrics_.CountStep(*outcome);
   metrics_.SetStep(position_.step, position_.attempt);
   device_.ClearGradients();
 }
@@ -312,10 +317,11 @@ void StepProtocol::StartAttempt() {
 }
 
 void StepProtocol::Restored(int64_t step, Outbox& outbox) {
+  const auto outcome = InProgress() ? std::make_optional(StepOutcome::kAborted) : std::nullopt;
   position_.step = step;
   ++position_.weights_version;
   last_commit_ = nullptr;  // undone
-  EndAttempt(StepOutcome::kAborted, "a checkpoint was restored", outbox);
+  EndAttempt(outcome, "a checkpoint was restored", outbox);
 }
 
 void StepProtocol::ExpireSeals(absl::Time now, Outbox& outbox) {

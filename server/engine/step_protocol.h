@@ -43,11 +43,15 @@ class StepProtocol {
   using SealDone = absl::AnyInvocable<void(absl::StatusOr<SealResult>)>;
   using PositionDone = absl::AnyInvocable<void(absl::StatusOr<StepPosition>)>;
 
-  // `device` and `metrics` must outlive this. `tensors`: names in ModelSpec::tensors' order.
-  StepProtocol(StepDevice& device, Metrics& metrics, std::vector<std::string> tensors, absl::Duration seal_timeout);
+  // `device` and `metrics` must outlive this. `tensors`: names in ModelSpec::tensors' order. Weights versions count up
+  // from `first_weights_version`.
+  StepProtocol(StepDevice& device, Metrics& metrics, std::vector<std::string> tensors, absl::Duration seal_timeout,
+               int64_t first_weights_version);
 
   const StepPosition& position() const { return position_; }
   std::vector<TrainerStatus> trainers() const;
+  // Whether anyone has added to the attempt, or sealed it.
+  bool InProgress() const;
 
   void AddTrainer(int64_t session_id, const SessionSpec& spec);
   // `lost`: its lease ended, rather than it said goodbye. Ends the attempt where that leaves it incomplete.
@@ -96,8 +100,9 @@ class StepProtocol {
   bool AllSealed() const;
   // "rank 1 (not connected), rank 2"
   std::string Missing() const;
-  // Ends the attempt: raises it, answers who waits, drops its ledger, and has the device clear the gradients.
-  void EndAttempt(StepOutcome outcome, const std::string& why, Outbox& outbox);
+  // Ends the attempt: raises it, answers who waits, drops its ledger, and has the device clear the gradients. No
+  // `outcome`: nothing was lost, and no step is counted.
+  void EndAttempt(std::optional<StepOutcome> outcome, const std::string& why, Outbox& outbox);
   void AnswerSeals(const absl::StatusOr<SealResult>& result, Outbox& outbox);
   void AnswerCommits(const absl::StatusOr<StepPosition>& result, Outbox& outbox);
   void StartAttempt();

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <system_error>
 #include <tuple>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -100,24 +102,35 @@ class VerifiedCheckpoint final : public Checkpoint {
                        [&](const SafetensorsFile& file) { return file.tensors().contains(tensor_name); });
   }
 
+  absl::Status Check(const std::string& tensor_name, DType dtype, int64_t byte_count) const override {
+    return Find(tensor_name, dtype, byte_count).status();
+  }
+
   absl::Status Read(const std::string& tensor_name, DType dtype, absl::Span<char> out) const override {
+    SHARDMLP_ASSIGN_OR_RETURN(const Place place, Find(tensor_name, dtype, static_cast<int64_t>(out.size())));
+    return place.file->Read(*place.entry, 0, out);
+  }
+
+ private:
+  struct Place {
+    const SafetensorsFile* file;
+    const SafetensorsEntry* entry;
+  };
+  absl::StatusOr<Place> Find(const std::string& tensor_name, DType dtype, int64_t byte_count) const {
     for (const SafetensorsFile& file : files_) {
       const auto found = file.tensors().find(tensor_name);
       if (found == file.tensors().end()) continue;
       const SafetensorsEntry& entry = found->second;
-      if (entry.dtype != dtype || entry.byte_count != static_cast<int64_t>(out.size())) {
-        return Error(
-            absl::StatusCode::kFailedPrecondition, Reason::kCheckpointMismatch,
-            absl::StrCat(file.path(), ": tensor ", tensor_name, " is ", entry.dtype_name, " in ", entry.byte_count,
-                         " bytes; ", SafetensorsName(dtype), " in ", out.size(), " was expected"));
-      }
-      return file.Read(entry, 0, out);
+      if (entry.dtype == dtype && entry.byte_count == byte_count) return Place{&file, &entry};
+      return Error(
+          absl::StatusCode::kFailedPrecondition, Reason::kCheckpointMismatch,
+          absl::StrCat(file.path(), ": tensor ", tensor_name, " is ", entry.dtype_name, " in ", entry.byte_count,
+                       " bytes; ", SafetensorsName(dtype), " in ", byte_count, " was expected"));
     }
     return Error(absl::StatusCode::kFailedPrecondition, Reason::kCheckpointMismatch,
                  absl::StrCat(files_[0].path(), " and ", files_[1].path(), " lack tensor ", tensor_name));
   }
 
- private:
   int64_t step_;
   std::vector<UpdateHistory> updates_;
   std::array<SafetensorsFile, 2> files_;  // weights, optimizer
@@ -158,6 +171,53 @@ absl::Status WriteFiles(const std::string& folder, const CheckpointState& state,
   SHARDMLP_ASSIGN_OR_RETURN(File file, File::Create(absl::StrCat(folder, "/", kManifestName)));
   SHARDMLP_RETURN_IF_ERROR(file.Append(ManifestText(manifest)));
   return file.Sync();
+}
+
+// A folder that is a checkpoint, or was one.
+struct Found {
+  CheckpointInfo info;
+  int64_t saved_unix_nanos = std::numeric_limits<int64_t>::max();  // where that can't be read any more
+  absl::Status damage;
+};
+
+// A folder with none of a checkpoint's files is none.
+bool WasCheckpoint(const std::string& folder) {
+  return absl::c_any_of(std::array{kWeightsName, kOptimizerName, kManifestName},
+                        [&](const char* name) { return Exists(absl::StrCat(folder, "/", name)); });
+}
+
+Found Examine(const std::string& path, const std::string& name) {
+  Found found{.info = {.name = name, .step = 0, .byte_count = 0}, .damage = absl::OkStatus()};
+  const std::string folder = absl::StrCat(path, "/", name);
+  const absl::StatusOr<Manifest> manifest = ReadManifest(folder);
+  found.damage = manifest.status();
+  if (!manifest.ok()) return found;
+  found.info.step = manifest->step;
+  found.info.byte_count = ByteCount(*manifest);
+  found.saved_unix_nanos = manifest->saved_unix_nanos;
+  for (const auto& [file, sum] : manifest->files) {
+    std::error_code error;
+    const uintmax_t size = fs::file_size(absl::StrCat(folder, "/", file), error);
+    if (!error && size == static_cast<uintmax_t>(sum.size)) continue;
+    const std::string got = error ? " is missing" : absl::StrCat(" has ", size, " bytes; ", sum.size, " were written");
+    found.damage = Corrupt(absl::StrCat(folder, "/", file, got));
+  }
+  return found;
+}
+
+// Oldest first; those of unknown time last.
+absl::StatusOr<std::vector<Found>> FindAll(const std::string& path) {
+  std::vector<Found> found;
+  std::error_code error;
+  for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename();
+    if (CheckCheckpointName(name).ok() && WasCheckpoint(entry->path())) found.push_back(Examine(path, name));
+  }
+  if (error) return SystemError(error.value(), "list", path);
+  std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) {
+    return std::tie(a.saved_unix_nanos, a.info.name) < std::tie(b.saved_unix_nanos, b.info.name);
+  });
+  return found;
 }
 
 }  // namespace
@@ -208,28 +268,25 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> CheckpointStore::Load(const std::str
 }
 
 absl::StatusOr<std::vector<CheckpointInfo>> CheckpointStore::List() const {
-  std::vector<std::pair<int64_t, CheckpointInfo>> found;  // by time
-  std::error_code error;
-  for (fs::directory_iterator entry(path_, error), end; !error && entry != end; entry.increment(error)) {
-    const std::string name = entry->path().filename();
-    if (!CheckCheckpointName(name).ok()) continue;
-    const absl::StatusOr<Manifest> manifest = ReadManifest(entry->path());
-    if (!manifest.ok()) continue;
-    const bool whole = std::all_of(manifest->files.begin(), manifest->files.end(), [&](const auto& file) {
-      std::error_code no_size;
-      return fs::file_size(entry->path() / file.first, no_size) == static_cast<uintmax_t>(file.second.size);
-    });
-    if (!whole) continue;
-    found.emplace_back(manifest->saved_unix_nanos,
-                       CheckpointInfo{.name = name, .step = manifest->step, .byte_count = ByteCount(*manifest)});
-  }
-  if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot list ", path_));
-  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
-    return std::tie(a.first, a.second.name) < std::tie(b.first, b.second.name);
-  });
+  SHARDMLP_ASSIGN_OR_RETURN(const std::vector<Found> found, FindAll(path_));
   std::vector<CheckpointInfo> infos;
-  for (auto& [time, info] : found) infos.push_back(std::move(info));
+  for (const Found& checkpoint : found) {
+    if (checkpoint.damage.ok()) infos.push_back(checkpoint.info);
+  }
   return infos;
+}
+
+absl::StatusOr<std::string> CheckpointStore::Latest() const {
+  SHARDMLP_ASSIGN_OR_RETURN(const std::vector<Found> found, FindAll(path_));
+  const auto whole = std::find_if(found.rbegin(), found.rend(), [](const Found& one) { return one.damage.ok(); });
+  const std::string name = whole == found.rend() ? "" : whole->info.name;
+  if (whole == found.rbegin()) return name;
+  const Found& damaged = found.back();
+  return Corrupt(absl::StrCat(
+      damaged.damage.message(), "; checkpoint ", damaged.info.name, " in ", path_,
+      " is damaged and may be the latest: ",
+      name.empty() ? "no other is whole" : absl::StrCat("ask for another by name (", name, " is the latest whole one)"),
+      ", or take it out of the folder"));
 }
 
 }  // namespace shardmlp

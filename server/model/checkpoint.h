@@ -53,6 +53,8 @@ class Checkpoint {
   virtual int64_t step() const = 0;
   virtual const std::vector<UpdateHistory>& updates() const = 0;
   virtual bool Has(const std::string& tensor_name) const = 0;
+  // FAILED_PRECONDITION (CHECKPOINT_MISMATCH) unless Read would find that tensor in that type and size.
+  virtual absl::Status Check(const std::string& tensor_name, DType dtype, int64_t byte_count) const = 0;
   // Reads a tensor of either file, as it was written. `out` must be of its size.
   virtual absl::Status Read(const std::string& tensor_name, DType dtype, absl::Span<char> out) const = 0;
 };
@@ -71,6 +73,9 @@ class CheckpointStore {
   absl::StatusOr<std::unique_ptr<Checkpoint>> Load(const std::string& name) const;
   // Complete ones, oldest first.
   absl::StatusOr<std::vector<CheckpointInfo>> List() const;
+  // The name of the newest, empty where there is none. DATA_LOSS (CHECKPOINT_CORRUPT), naming it, where one that lacks
+  // a part may be newer than every whole one: how far to go back is a person's to say.
+  absl::StatusOr<std::string> Latest() const;
 
  private:
   CheckpointStore(std::string path, ModelSpec model) : path_(std::move(path)), model_(std::move(model)) {}

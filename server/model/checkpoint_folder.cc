@@ -49,7 +49,7 @@ absl::Status Remove(const std::string& path) {
   std::error_code error;
   fs::remove_all(path, error);
   if (!error) return absl::OkStatus();
-  return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot remove ", path));
+  return SystemError(error.value(), "remove", path);
 }
 
 // Lets the two names change places at once. False where the file system can't.
@@ -121,7 +121,7 @@ absl::Status Recover(const std::string& path) {
   for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
     names.push_back(entry->path().filename());
   }
-  if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot list ", path));
+  if (error) return SystemError(error.value(), "list", path);
   for (absl::string_view name : names) {
     const std::string remains = absl::StrCat(path, "/", name);
     if (absl::ConsumePrefix(&name, kReplacedPrefix)) {

@@ -1,7 +1,9 @@
 #include "server/model/convert.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "kernels/cpu/number.h"
@@ -18,6 +20,33 @@ void Convert(const char* from, char* to, int64_t count) {
     Store(Load(value), converted);
     std::memcpy(to + i * sizeof(To), &converted, sizeof(To));
   }
+}
+
+// Whether element `i` of `from` is finite as a `To`.
+template <typename From, typename To>
+bool IsFiniteAs(const char* from, int64_t i) {
+  From value;
+  To converted;
+  std::memcpy(&value, from + i * sizeof(From), sizeof(From));
+  Store(Load(value), converted);
+  return std::abs(Load(converted)) <= std::numeric_limits<Arithmetic<To>>::max();
+}
+
+// Elements that are looked at before one of them is looked for.
+constexpr int64_t kFiniteBlock = 4096;
+
+template <typename From, typename To>
+int64_t FirstNonFinite(const char* from, int64_t count) {
+  for (int64_t begin = 0; begin < count; begin += kFiniteBlock) {
+    const int64_t end = std::min(count, begin + kFiniteBlock);
+    bool finite = true;
+    for (int64_t i = begin; i < end; ++i) finite &= IsFiniteAs<From, To>(from, i);
+    if (finite) continue;
+    int64_t i = begin;
+    while (IsFiniteAs<From, To>(from, i)) ++i;
+    return i;
+  }
+  return -1;
 }
 
 // Columns that are taken at once, so that each line of `from` is read once.
@@ -48,6 +77,21 @@ void ConvertElements(const void* from, DType from_dtype, void* to, DType to_dtyp
       Convert<typename decltype(from_tag)::Type, typename decltype(to_tag)::Type>(source, target, count);
     });
   });
+}
+
+int64_t FirstNonFinite(const void* from, DType from_dtype, DType to_dtype, int64_t count) {
+  return WithDType(from_dtype, [&](auto from_tag) {
+    return WithDType(to_dtype, [&](auto to_tag) {
+      return FirstNonFinite<typename decltype(from_tag)::Type, typename decltype(to_tag)::Type>(
+          static_cast<const char*>(from), count);
+    });
+  });
+}
+
+double ElementAt(const void* from, DType dtype, int64_t index) {
+  double element = 0;
+  ConvertElements(static_cast<const char*>(from) + index * SizeOf(dtype), dtype, &element, DType::kF64, 1);
+  return element;
 }
 
 void ConvertTransposed(const void* from, DType from_dtype, MatrixView to) {

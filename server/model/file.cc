@@ -10,9 +10,17 @@
 
 namespace shardmlp {
 
-absl::Status SystemError(absl::string_view what, absl::string_view path) {
-  return absl::ErrnoToStatus(errno, absl::StrCat("cannot ", what, " ", path));
+absl::Status SystemError(int error, absl::string_view what, absl::string_view path) {
+  const absl::Status described = absl::ErrnoToStatus(error, absl::StrCat("cannot ", what, " ", path));
+  if (error == ENOSPC || error == EDQUOT) {
+    return Error(absl::StatusCode::kResourceExhausted, Reason::kStorageFull,
+                 absl::StrCat(described.message(), "; make room there, then try again"));
+  }
+  return Error(error == ENOENT ? absl::StatusCode::kNotFound : absl::StatusCode::kInternal, Reason::kStorageFailed,
+               described.message());
 }
+
+absl::Status SystemError(absl::string_view what, absl::string_view path) { return SystemError(errno, what, path); }
 
 FileDescriptor::~FileDescriptor() {
   if (number_ >= 0) close(number_);

@@ -69,7 +69,11 @@ absl::StatusOr<FileDescriptor> OpenFolder(const std::string& path);
 // Makes creations, removals and renames in a folder durable.
 absl::Status SyncFolder(const std::string& path);
 
-// The status of a system call that has just failed, by errno: "cannot <what> <path>: <error>".
+// The status of a system call that has failed with `error`, an errno: "cannot <what> <path>: <error>". NOT_FOUND
+// (STORAGE_FAILED) where there is no such file; RESOURCE_EXHAUSTED (STORAGE_FULL) where there is no room; INTERNAL
+// (STORAGE_FAILED) for anything else.
+absl::Status SystemError(int error, absl::string_view what, absl::string_view path);
+// Of the call that has just failed.
 absl::Status SystemError(absl::string_view what, absl::string_view path);
 
 }  // namespace shardmlp

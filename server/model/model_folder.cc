@@ -1,6 +1,7 @@
 #include "server/model/model_folder.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -9,8 +10,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "kernels/status.h"
 #include "server/model/convert.h"
 #include "server/model/file.h"
@@ -56,6 +60,29 @@ absl::StatusOr<std::string> FindPrefix(const Family& family, const WeightFiles& 
   return with ? std::string(family.prefix) : std::string();
 }
 
+// The index of the layer that `name` is the weight of an MLP's Linear in; -1 where it is none.
+int64_t LayerOf(absl::string_view name, absl::string_view prefix, const Family& family) {
+  int64_t layer = 0;
+  if (!absl::ConsumePrefix(&name, absl::StrCat(prefix, family.layers, "."))) return -1;
+  const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(name, absl::MaxSplits('.', 1));
+  if (!absl::SimpleAtoi(parts.first, &layer)) return -1;
+  const auto is_weight = [&](const FamilyLinear& linear) {
+    return parts.second == absl::StrCat(linear.name, ".weight");
+  };
+  return std::any_of(family.linears.begin(), family.linears.end(), is_weight) ? layer : -1;
+}
+
+// The files may have no layer beyond the config's: a part of a model is not the model.
+absl::Status CheckLayerCount(const ModelConfig& config, const std::string& prefix, const WeightFiles& files,
+                             const std::string& folder) {
+  int64_t last = -1;
+  for (const auto& [name, file_name] : files.file_names()) last = std::max(last, LayerOf(name, prefix, *config.family));
+  if (last < config.layer_count) return absl::OkStatus();
+  return Corrupt(absl::StrCat(folder, "/config.json: ", config.family->layer_count_key, " is ", config.layer_count,
+                              "; the files have ", last + 1, " layers (the last is ", prefix, config.family->layers,
+                              ".", last, ")"));
+}
+
 absl::StatusOr<WeightFiles::Tensor> FindChecked(const TensorSpec& spec, WeightFiles& files) {
   SHARDMLP_ASSIGN_OR_RETURN(const WeightFiles::Tensor tensor, files.Find(spec.name));
   if (!tensor.entry->dtype.has_value()) {
@@ -99,6 +126,21 @@ absl::Status CheckNothingElse(const ModelSpec& spec, const WeightFiles& files) {
   return absl::OkStatus();
 }
 
+// Rows of a tensor from `first_row` on must be finite, also in the dtype that they are served in.
+absl::Status CheckFinite(const TensorSpec& spec, const WeightFiles::Tensor& tensor, const std::vector<char>& rows,
+                         int64_t first_row, int64_t count, DType served) {
+  const DType dtype = *tensor.entry->dtype;
+  const int64_t found = FirstNonFinite(rows.data(), dtype, served, count);
+  if (found < 0) return absl::OkStatus();
+  const int64_t cols = spec.shape.back();
+  std::vector<int64_t> index = {found % cols};
+  if (spec.shape.size() > 1) index.insert(index.begin(), first_row + found / cols);
+  const double element = ElementAt(rows.data(), dtype, found);
+  const std::string what = absl::StrCat(At(tensor, spec.name), ": element ", ShapeName(index), " is ", element);
+  if (!std::isfinite(element)) return Corrupt(absl::StrCat(what, "; a finite number was expected"));
+  return Unsupported(absl::StrCat(what, ", which ", Name(served), " can't hold; serve the model in a wider dtype"));
+}
+
 // A file's rows from `first_row` on, `rows` of them at `bytes` in `dtype`, to their place in `to`.
 void PlaceRows(const char* bytes, DType dtype, int64_t first_row, int64_t rows, bool transposed, MatrixView to) {
   if (transposed) return ConvertTransposed(bytes, dtype, to.Cols(first_row, rows));
@@ -137,6 +179,7 @@ class SafetensorsFolder final : public ModelFolder {
     for (int64_t row = 0; row < file_rows; row += chunk_rows) {
       const int64_t rows = std::min(chunk_rows, file_rows - row);
       SHARDMLP_RETURN_IF_ERROR(file->Read(*entry, row * row_bytes, absl::MakeSpan(chunk).first(rows * row_bytes)));
+      SHARDMLP_RETURN_IF_ERROR(CheckFinite(spec, found->second, chunk, row, rows * file_cols, spec_.dtype));
       PlaceRows(chunk.data(), dtype, row, rows, spec.transposed, to);
     }
     return absl::OkStatus();
@@ -156,6 +199,7 @@ absl::StatusOr<std::unique_ptr<ModelFolder>> ModelFolder::Open(const std::string
   SHARDMLP_ASSIGN_OR_RETURN(const ModelConfig config, ParseModelConfig(text, absl::StrCat(path, "/config.json")));
   SHARDMLP_ASSIGN_OR_RETURN(WeightFiles files, WeightFiles::Open(path));
   SHARDMLP_ASSIGN_OR_RETURN(const std::string prefix, FindPrefix(*config.family, files, path));
+  SHARDMLP_RETURN_IF_ERROR(CheckLayerCount(config, prefix, files, path));
   SHARDMLP_ASSIGN_OR_RETURN(ModelSpec spec, MakeModelSpec(config, prefix, options));
   std::map<std::string, WeightFiles::Tensor> tensors;
   for (const TensorSpec& tensor : spec.tensors) {

@@ -28,7 +28,9 @@ class ModelFolder {
   static absl::StatusOr<std::unique_ptr<ModelFolder>> Open(const std::string& path, const ModelFolderOptions& options);
 
   virtual const ModelSpec& spec() const = 0;
-  // Reads a tensor of spec() into host memory in storage orientation (ViewOf's shape), converting to `to.dtype`.
+  // Reads a tensor of spec() into host memory in storage orientation (ViewOf's shape), converting to `to.dtype`. Names
+  // file, tensor and element where one is NaN or infinite (MODEL_CORRUPT), or is so in spec().dtype
+  // (UNSUPPORTED_MODEL).
   virtual absl::Status Read(const TensorSpec& tensor, MatrixView to) const = 0;
 };
 

@@ -84,6 +84,30 @@ TEST_F(EngineCallsTest, ABackwardOfAnotherStepAttemptOrVersion) {
   EXPECT_TRUE(Refuses(new_step, absl::StatusCode::kFailedPrecondition, Reason::kStaleWeights));
 }
 
+// As a server that is started again, perhaps with other weights: what was forwarded on the one before is not
+// recomputed.
+TEST_F(EngineCallsTest, ABackwardWhoseForwardRanOnAnEngineBefore) {
+  const auto start = [this](Metrics& metrics) {
+    return Engine::Create(TilesOf(4, model_), OneThread(), model_, MakeLocalGroup(), nullptr, metrics).value();
+  };
+  Metrics old_metrics, metrics;
+  BackwardSpec header;
+  {
+    const std::unique_ptr<Engine> engine = start(old_metrics);
+    header = Trainer(*engine, 0, 1, SessionRole::kRead).BackwardHeader(0, kRows);
+    EXPECT_GE(header.weights_version, 1);
+    EXPECT_LT(header.weights_version, int64_t{1} << 53) << "whole as a double";
+  }
+  const std::unique_ptr<Engine> engine = start(metrics);
+  Trainer reader(*engine, 0, 1, SessionRole::kRead);
+  header.session_id = reader.session();
+  header.weight_gradient = false;
+  EXPECT_TRUE(Fails(RunningCall::Backward(*engine, header, x_, dy_), absl::StatusCode::kFailedPrecondition,
+                    Reason::kStaleWeights));
+  header.weights_version = reader.position().weights_version;
+  EXPECT_TRUE(Succeeds(RunningCall::Backward(*engine, header, x_, dy_)));
+}
+
 TEST_F(EngineCallsTest, NoMoreCallsThanLanesAndOneMoreOnceOneIsOver) {
   std::vector<std::unique_ptr<RunningCall>> calls;
   for (int i = 0; i < 8; ++i) calls.push_back(trainer_.Start(trainer_.ForwardHeader(0, kRows), x_));

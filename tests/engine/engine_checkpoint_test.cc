@@ -1,4 +1,5 @@
 // Checkpoints through the engine: from a restored state, training goes on bit for bit as if nothing had happened.
+#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -209,18 +210,68 @@ TEST_F(CheckpointsTest, TheyAreListedOldestFirstAndANameIsTakenAnew) {
   EXPECT_TRUE(Fails(Save(*engine, "../b"), absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument));
 }
 
-TEST_F(CheckpointsTest, WithoutAFolderOrFrozenThereAreNone) {
+TEST_F(CheckpointsTest, AFrozenEngineServesTrainedWeights) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
+    const std::string name(Name(dtype));
+    SCOPED_TRACE(name);
+    const TinyModel model({OddMlp(dtype), UngatedMlp(dtype)});
+    const auto trained = Engine(model);
+    Trainer trainer(**trained);
+    for (int step = 0; step < 2; ++step) Step(trainer, step);
+    ASSERT_TRUE(Succeeds(Save(*trained, name)));
+
+    const auto frozen = Engine(model, /*frozen=*/true);
+    ASSERT_NE(WeightsOf(*frozen), WeightsOf(*trained));
+    EXPECT_TRUE(Succeeds(List(*frozen)));
+    const absl::StatusOr<StepPosition> restored = Restore(*frozen, name);
+    ASSERT_TRUE(Succeeds(restored));
+    EXPECT_EQ(restored->step, 2);
+    EXPECT_EQ(WeightsOf(*frozen), WeightsOf(*trained));
+    const Dense x = RandomDense(9, model.spec().layers[0].mlp.hidden_size, 5);
+    Trainer reader(**frozen, 0, 1, SessionRole::kRead), twin(**trained, 0, 1, SessionRole::kRead);
+    EXPECT_EQ(reader.Forward(0, x), twin.Forward(0, x));
+    EXPECT_TRUE(
+        Fails(Save(*frozen, "other"), absl::StatusCode::kFailedPrecondition, Reason::kCheckpointDisabled, {"frozen"}));
+  }
+}
+
+// As another hand may have made it: every checksum is right, and a moment is missing.
+TEST_F(CheckpointsTest, ACheckpointThatLacksAPartIsRefusedBeforeAnythingIsChanged) {
+  const TinyModel model({OddMlp()});
+  const auto engine = Engine(model);
+  Trainer trainer(**engine);
+  Step(trainer, 1);
+  CheckpointState state;
+  state.step = 9;
+  for (const TensorSpec& tensor : model.spec().tensors) {
+    const auto zeros = [](absl::Span<char> out) {
+      std::fill(out.begin(), out.end(), 0);
+      return absl::OkStatus();
+    };
+    state.updates.push_back({.count = 1, .optimizer = "adamw"});
+    state.weights.push_back({tensor.name, DType::kF64, tensor.shape, zeros});
+    state.optimizer.push_back({tensor.name + ".moment1", DType::kF64, tensor.shape, zeros});
+  }
+  ASSERT_TRUE(Succeeds(CheckpointStore::Open(folder_.path(), model.spec()).value()->Save("partial", state)));
+  const std::vector<Dense> before = WeightsOf(*engine);
+  EXPECT_TRUE(Fails(Restore(*engine, "partial"), absl::StatusCode::kFailedPrecondition, Reason::kCheckpointMismatch,
+                    {"lack tensor", "moment2"}));
+  EXPECT_TRUE(Succeeds((*engine)->health()));
+  EXPECT_EQ(WeightsOf(*engine), before);
+  Step(trainer, 2);
+  const auto frozen = Engine(model, /*frozen=*/true);
+  EXPECT_TRUE(Succeeds(Restore(*frozen, "partial"))) << "it needs the weights alone";
+}
+
+TEST_F(CheckpointsTest, WithoutAFolderThereAreNone) {
   const TinyModel model({OddMlp()});
   TestEngine without(model, TilesOf(4, model));
-  const auto frozen = Engine(model, /*frozen=*/true);
-  for (TestEngine* engine : {&without, frozen.get()}) {
-    const auto disabled = [](const auto& result) {
-      return Fails(result, absl::StatusCode::kFailedPrecondition, Reason::kCheckpointDisabled);
-    };
-    EXPECT_TRUE(disabled(Save(*engine, "a")));
-    EXPECT_TRUE(disabled(Restore(*engine, "a")));
-    EXPECT_TRUE(disabled(List(*engine)));
-  }
+  const auto disabled = [](const auto& result) {
+    return Fails(result, absl::StatusCode::kFailedPrecondition, Reason::kCheckpointDisabled);
+  };
+  EXPECT_TRUE(disabled(Save(without, "a")));
+  EXPECT_TRUE(disabled(Restore(without, "a")));
+  EXPECT_TRUE(disabled(List(without)));
 }
 
 }  // namespace

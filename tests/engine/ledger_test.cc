@@ -80,9 +80,9 @@ TEST(LedgerTest, RowsThatWereCountedInAnotherTileAreRefused) {
 
 TEST(LedgerTest, AGapIsTheServersOwnFault) {
   Ledger ledger;
-  EXPECT_TRUE(Fails(ledger.Check(Tile(4, 4, 12)), absl::StatusCode::kInternal, Reason::kUnspecified, {"row 4"}));
+  EXPECT_TRUE(Fails(ledger.Check(Tile(4, 4, 12)), absl::StatusCode::kInternal, Reason::kInternal, {"row 4"}));
   Add(ledger, Tile(0, 4, 11));
-  EXPECT_TRUE(Fails(ledger.Check(Tile(8, 2, 13)), absl::StatusCode::kInternal, Reason::kUnspecified, {"row 8"}));
+  EXPECT_TRUE(Fails(ledger.Check(Tile(8, 2, 13)), absl::StatusCode::kInternal, Reason::kInternal, {"row 8"}));
 }
 
 TEST(LedgerTest, ACallIdBelongsToItsSession) {

@@ -1,5 +1,7 @@
 #include "server/engine/memory_plan.h"
 
+#include <limits>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/outcome.h"
@@ -132,6 +134,38 @@ TEST(MemoryPlanTest, WhatDoesNotFitIsRefusedWithTheNumbers) {
   EXPECT_TRUE(Fails(CheckFits(plan, plan.total_bytes() - 1), absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory,
                     {absl::StrCat(plan.total_bytes(), " bytes"), absl::StrCat(plan.total_bytes() - 1, " are available"),
                      "weights", "optimizer state", "tiles of 1024 rows"}));
+}
+
+TEST(MemoryPlanTest, WhatIsTooLargeToCountDoesNotFit) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const ModelSpec model = Model(DType::kBF16, {kGated});
+  for (const int64_t workspace : {int64_t{1} << 45, kMaxWorkspaceBytes}) {
+    const EngineOptions options{.workspace_bytes = workspace, .max_call_count = kMaxCallCount};
+    for (const DeviceInfo& device : {Cpu(), Gpu()}) {
+      const MemoryPlan plan = Plan(model, options, device);
+      EXPECT_GT(plan.workspace_bytes, workspace - (int64_t{1} << 20));
+      EXPECT_GE(plan.total_bytes(), plan.staging_bytes);
+      EXPECT_TRUE(Fails(CheckFits(plan, int64_t{1} << 50), absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory));
+    }
+  }
+  const MlpConfig huge = Mlp(int64_t{1} << 30, int64_t{1} << 29, int64_t{1} << 30, /*gated=*/true, /*biases=*/false);
+  const MemoryPlan plan = Plan(Model(DType::kBF16, {huge, huge, huge}));
+  EXPECT_EQ(plan.weights_bytes, kMost) << "3 * 3 * 2^59 * 2 bytes";
+  EXPECT_EQ(plan.optimizer_bytes, kMost);
+  EXPECT_EQ(plan.device_bytes(), kMost);
+  EXPECT_EQ(plan.total_bytes(), kMost);
+}
+
+TEST(MemoryPlanTest, OptionsOutOfRangeAreNamed) {
+  const ModelSpec model = Model(DType::kF32, {kGated});
+  const auto refuses = [&](const EngineOptions& options, absl::string_view named) {
+    return Fails(PlanMemory(model, options, Cpu()), absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
+                 {named});
+  };
+  EXPECT_TRUE(refuses({.workspace_bytes = kMaxWorkspaceBytes + 1}, "workspace_bytes: got 1125899906842625"));
+  EXPECT_TRUE(refuses({.workspace_bytes = -1}, "workspace_bytes: got -1"));
+  EXPECT_TRUE(refuses({.max_call_count = 0}, "max_call_count: got 0, expected 1 to 65536"));
+  EXPECT_TRUE(refuses({.max_call_count = kMaxCallCount + 1}, "max_call_count: got 65537"));
 }
 
 TEST(MemoryPlanTest, TheTableHasEveryUseAndWarnsOfSmallTiles) {

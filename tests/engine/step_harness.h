@@ -132,7 +132,7 @@ class StepTest : public ::testing::Test {
 
   Metrics metrics_;
   NotingDevice device_;
-  StepProtocol step_{device_, metrics_, {"gate", "down"}, kSealTimeout};
+  StepProtocol step_{device_, metrics_, {"gate", "down"}, kSealTimeout, /*first_weights_version=*/1};
   absl::Time now_ = absl::FromUnixSeconds(1'000'000);
 
  private:

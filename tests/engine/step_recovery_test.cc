@@ -1,4 +1,8 @@
 // Attempts that end early: discarded, lost, timed out, failed, restored, stopped.
+#include <cmath>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/engine/step_protocol.h"
@@ -242,6 +246,39 @@ TEST_F(StepTest, ARestoreEndsTheAttemptInEveryPhase) {
   Restore(0);
   EXPECT_TRUE(Fails(Commit(1)->result, absl::StatusCode::kFailedPrecondition, Reason::kNotSealed));
   EXPECT_EQ(step_.position(), (StepPosition{0, 3, 4}));
+}
+
+TEST_F(StepTest, ARestoreCountsAsAnAbortedStepWhereItEndsOne) {
+  const auto aborted = [this](int count) {
+    return absl::StrContains(metrics_.Text(), absl::StrCat("shardmlp_steps_total{outcome=\"aborted\"} ", count, "\n"));
+  };
+  Restore(4);  // as a server that starts from a checkpoint
+  Connect(1, 2);
+  Restore(4);
+  EXPECT_TRUE(aborted(0)) << metrics_.Text();
+  ASSERT_TRUE(Succeeds(Add(1, 4)));
+  Restore(4);
+  EXPECT_TRUE(aborted(1)) << metrics_.Text();
+  Seal(1);
+  now_ += kSealTimeout;
+  Expire();
+  Restore(4);
+  EXPECT_TRUE(aborted(2)) << "its seal gave up waiting, and stands";
+}
+
+TEST_F(StepTest, AStepThatIsNotFiniteIsCountedOnce) {
+  const auto counted = [this](int count) {
+    return absl::StrContains(metrics_.Text(), absl::StrCat("shardmlp_non_finite_steps_total ", count, "\n"));
+  };
+  Connect(1, 1);
+  for (int tile = 0; tile < 3; ++tile) ASSERT_TRUE(Succeeds(Add(1, 4, 0, "rank 0, row 3")));
+  Seal(1, {{0, 12}});
+  Sum(std::vector<double>{NAN, NAN});
+  EXPECT_TRUE(counted(1)) << metrics_.Text();
+  Discard(1);
+  Seal(1);
+  Sum(std::vector<double>{NAN, NAN});
+  EXPECT_TRUE(counted(2)) << metrics_.Text();
 }
 
 TEST_F(StepTest, ARestoreThatOvertakesACommitEndsIt) {

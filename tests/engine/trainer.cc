@@ -27,9 +27,20 @@ EngineOptions TilesOf(int64_t rows, const TinyModel& model) {
 
 std::unique_ptr<Backend> OneThread() { return MakeCpuBackend({.threads = 1}).value(); }
 
+namespace {
+
+// For tests to say which version they mean.
+EngineOptions FromVersionOne(EngineOptions options) {
+  options.first_weights_version = 1;
+  return options;
+}
+
+}  // namespace
+
 TestEngine::TestEngine(const TinyModel& model, const EngineOptions& options, std::unique_ptr<Backend> backend,
                        std::unique_ptr<CheckpointStore> checkpoints)
-    : engine(Engine::Create(options, std::move(backend), model, MakeLocalGroup(), std::move(checkpoints), metrics)
+    : engine(Engine::Create(FromVersionOne(options), std::move(backend), model, MakeLocalGroup(),
+                            std::move(checkpoints), metrics)
                  .value()) {}
 
 Dense TestEngine::Read(const TensorSpec& tensor) const {

@@ -53,6 +53,7 @@ std::vector<Hyperparameters> AllHyperparameters() {
           Sgd{.learning_rate = 1e-2, .weight_decay = 0.1},
           Sgd{.learning_rate = 1e-2, .momentum = 0.9},
           Sgd{.learning_rate = 1e-2, .momentum = 0.9, .dampening = 0.4, .weight_decay = 0.01},
+          Sgd{.learning_rate = 1e-2, .momentum = 0.9, .dampening = -0.5},
           Sgd{.learning_rate = 1e-2, .momentum = 0.9, .weight_decay = 0.01, .nesterov = true},
           KeepFrozen{}};
 }

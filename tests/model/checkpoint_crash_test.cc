@@ -10,6 +10,7 @@
 
 #include <cerrno>
 #include <cstdarg>
+#include <cstring>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "server/model/checkpoint.h"
 #include "tests/model/checkpoint_fixture.h"
 #include "tests/model/files.h"
+#include "tests/model/status_matchers.h"
 
 namespace shardmlp {
 namespace {
@@ -31,7 +33,8 @@ struct Disk {
   bool watched = false;
   int calls = 0;
   int dies_at = kNever;   // the process ends instead of this call
-  int fails_at = kNever;  // EIO instead of this call
+  int fails_at = kNever;  // `error` instead of this call
+  int error = EIO;
   bool exchanges = true;  // renameat2 knows RENAME_EXCHANGE
   std::vector<std::string> log;
 };
@@ -58,38 +61,39 @@ int Fail(int error) {
 }  // namespace shardmlp
 
 using shardmlp::Allows;
+using shardmlp::disk;
 using shardmlp::Fail;
 
 extern "C" {
 
 ssize_t write(int descriptor, const void* bytes, size_t size) {
-  if (descriptor > 2 && !Allows("write")) return Fail(EIO);
+  if (descriptor > 2 && !Allows("write")) return Fail(disk.error);
   return syscall(SYS_write, descriptor, bytes, size);
 }
 
 int fsync(int descriptor) {
-  if (!Allows(absl::StrCat("sync ", shardmlp::NameOf(descriptor)))) return Fail(EIO);
+  if (!Allows(absl::StrCat("sync ", shardmlp::NameOf(descriptor)))) return Fail(disk.error);
   return static_cast<int>(syscall(SYS_fsync, descriptor));
 }
 
 int rename(const char* from, const char* to) noexcept {
-  if (!Allows("rename")) return Fail(EIO);
+  if (!Allows("rename")) return Fail(disk.error);
   return static_cast<int>(syscall(SYS_rename, from, to));
 }
 
 int renameat2(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) noexcept {
-  if (!shardmlp::disk.exchanges) return Fail(EINVAL);
-  if (!Allows("exchange")) return Fail(EIO);
+  if (!disk.exchanges) return Fail(EINVAL);
+  if (!Allows("exchange")) return Fail(disk.error);
   return static_cast<int>(syscall(SYS_renameat2, from_folder, from, to_folder, to, flags));
 }
 
 int mkdir(const char* path, mode_t mode) noexcept {
-  if (!Allows("mkdir")) return Fail(EIO);
+  if (!Allows("mkdir")) return Fail(disk.error);
   return static_cast<int>(syscall(SYS_mkdir, path, mode));
 }
 
 int unlinkat(int folder, const char* path, int flags) noexcept {
-  if (!Allows("unlink")) return Fail(EIO);
+  if (!Allows("unlink")) return Fail(disk.error);
   return static_cast<int>(syscall(SYS_unlinkat, folder, path, flags));
 }
 
@@ -209,6 +213,32 @@ TEST_P(CheckpointCrashTest, ACallThatFailsLeavesTheOldOneOrTheNewOneAtOnce) {
   }
   EXPECT_GT(failures, 10);
   EXPECT_THAT(Names(), testing::ElementsAre("one"));
+}
+
+// What clients go by: a full disk stays full, so that trying again would only take time.
+TEST_P(CheckpointCrashTest, ADiskThatIsFullIsSaidToBe) {
+  const auto fails_with = [this](int call, int error) {
+    Watch();
+    disk.fails_at = call;
+    disk.error = error;
+    return SaveWatched(1);
+  };
+  int calls = 0;
+  for (; !fails_with(calls, ENOSPC).ok(); ++calls) {
+    const int call = calls;
+    for (const int full : {ENOSPC, EDQUOT}) {
+      EXPECT_TRUE(Fails(fails_with(call, full), absl::StatusCode::kResourceExhausted, Reason::kStorageFull,
+                        {folder_.path(), "make room"}))
+          << call;
+    }
+    for (const int broken : {EIO, EROFS, EACCES, EBUSY, EMFILE}) {
+      EXPECT_TRUE(Fails(fails_with(call, broken), absl::StatusCode::kInternal, Reason::kStorageFailed,
+                        {folder_.path(), std::strerror(broken)}))
+          << call;
+    }
+    ASSERT_LT(call, 100);
+  }
+  EXPECT_GT(calls, 10) << "only what cleans up after a save may fail without a word";
 }
 
 // What a power cut would undo has to be on disk before the name is.

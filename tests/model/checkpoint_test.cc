@@ -96,6 +96,45 @@ TEST_F(CheckpointTest, ListsWholeOnesAlone) {
   EXPECT_THAT(ListedNames(), ElementsAre("whole"));
 }
 
+TEST_F(CheckpointTest, TheLatestIsTheNewestOfThem) {
+  EXPECT_EQ(*store_->Latest(), "");
+  Save("b", 1);
+  Save("a", 2);
+  std::filesystem::create_directory(Path("other"));
+  WriteFile(Path("other/notes"), "of someone else");
+  EXPECT_EQ(*store_->Latest(), "a");
+}
+
+TEST_F(CheckpointTest, ADamagedOneThatMayBeTheLatestIsNotPassedOver) {
+  Save("old", 1);
+  Save("new", 2);
+  const auto refuses = [this](std::initializer_list<absl::string_view> named) {
+    return Fails(store_->Latest(), absl::StatusCode::kDataLoss, Reason::kCheckpointCorrupt, named);
+  };
+  for (const char* file : kFiles) {
+    const std::string path = Path(absl::StrCat("new/", file));
+    const std::string bytes = ReadFile(path);
+    WriteFile(path, bytes.substr(0, bytes.size() / 2));
+    EXPECT_TRUE(refuses({path, "checkpoint new", "old is the latest whole one"})) << "cut";
+    std::filesystem::remove(path);
+    EXPECT_TRUE(refuses({path, "missing", "checkpoint new"}));
+    WriteFile(path, bytes);
+    EXPECT_EQ(*store_->Latest(), "new");
+  }
+  // A manifest that can't be read says no time, so it may be the newest.
+  std::filesystem::remove(Path("old/manifest.json"));
+  EXPECT_TRUE(refuses({"old/manifest.json is missing", "new is the latest whole one"}));
+  std::filesystem::remove(Path("new/weights.safetensors"));
+  EXPECT_TRUE(refuses({"no other is whole"}));
+}
+
+TEST_F(CheckpointTest, ADamagedOneThatIsOlderIsPassedOver) {
+  Save("old", 1);
+  Save("new", 2);
+  std::filesystem::resize_file(Path("old/weights.safetensors"), 10);
+  EXPECT_EQ(*store_->Latest(), "new");
+}
+
 TEST_F(CheckpointTest, AnotherProcessThatSavesIsLeftAlone) {
   std::filesystem::create_directory(Path(".saving-other"));
   {

@@ -222,6 +222,27 @@ TEST_F(ModelFolderTest, RefusesToReadIntoAnotherShape) {
                     absl::StatusCode::kInvalidArgument, Reason::kUnknownTensor, {"other"}));
 }
 
+TEST_F(ModelFolderTest, RefusesFilesOfMoreLayersThanTheConfigSays) {
+  auto tensors = LlamaTensors();
+  for (const char* layer : {"1", "10", "2"}) {
+    for (int i = 0; i < 3; ++i) {
+      HandTensor tensor = LlamaTensors()[i];
+      tensor.name.replace(tensor.name.find(".0."), 3, absl::StrCat(".", layer, "."));
+      tensors.push_back(tensor);
+    }
+  }
+  Write(LlamaJson(), tensors);
+  EXPECT_TRUE(IsCorrupt({"num_hidden_layers is 1", "have 11 layers", "model.layers.10"}));
+  // Layers of another kind, and what has no MLP, are none of it.
+  tensors = LlamaTensors();
+  tensors.push_back({"model.layers.1.embed_tokens.weight", {2, 2}});
+  tensors.push_back({"model.layers.1.mlp.experts.0.gate_proj.weight", {3, 2}});
+  tensors.push_back({"model.mtp_layers.1.mlp.gate_proj.weight", {3, 2}});
+  tensors.push_back({"vision.layers.1.mlp.gate_proj.weight", {3, 2}});
+  Write(LlamaJson(), tensors);
+  EXPECT_TRUE(Open().ok()) << Open().status();
+}
+
 // Weights of more than one chunk (4 MiB), straight and transposed, into rows that have room between them.
 TEST_F(ModelFolderTest, LargeTensorsKeepTheirOrder) {
   constexpr int64_t kHidden = 1000;

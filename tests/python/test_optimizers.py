@@ -14,6 +14,7 @@ OPTIMIZERS = {
     "adamw fused": (torch.optim.AdamW, dict(lr=1e-3, fused=True)),
     "adamw with a tensor for lr": (torch.optim.AdamW, dict(lr=torch.tensor(1e-3))),
     "sgd": (torch.optim.SGD, dict(lr=0.05)),
+    "sgd with negative dampening": (torch.optim.SGD, dict(lr=0.01, momentum=0.9, dampening=-0.5)),
     "sgd with momentum": (torch.optim.SGD, dict(lr=0.03, momentum=0.9, dampening=0.2, weight_decay=0.01)),
     "sgd with nesterov": (torch.optim.SGD, dict(lr=0.03, momentum=0.8, nesterov=True)),
 }

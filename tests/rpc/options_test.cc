@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
+
 namespace shardmlp {
 namespace {
 
@@ -84,14 +86,36 @@ TEST(OptionsTest, ABadValueIsRefusedWithWhatWasExpected) {
   EXPECT_THAT(Refusal({"--model=m", "--workspace-bytes="}), HasSubstr("--workspace-bytes: Input is empty"));
   EXPECT_THAT(Refusal({"--model=m", "--workspace-bytes=x"}), HasSubstr("--workspace-bytes"));
   EXPECT_THAT(Refusal({"--model=m", "--memory-bytes=99999999999GiB"}), HasSubstr("--memory-bytes: 99999999999"));
-  EXPECT_THAT(Refusal({"--model=m", "--memory-bytes=-1"}), HasSubstr("--memory-bytes: Value -1 not in range 0 to "));
-  EXPECT_THAT(Refusal({"--model=m", "--max-calls=0"}), HasSubstr("--max-calls: Value 0 not in range 1 to 2147483647"));
+  EXPECT_THAT(Refusal({"--model=m", "--memory-bytes=-1"}), HasSubstr("--memory-bytes: Value -1 not in range 1 to "));
+  EXPECT_THAT(Refusal({"--model=m", "--max-calls=0"}), HasSubstr("--max-calls: Value 0 not in range 1 to 65536"));
   EXPECT_THAT(Refusal({"--model=m", "--threads=many"}), HasSubstr("--threads: Value many not in range"));
-  EXPECT_THAT(Refusal({"--model=m", "--lease=30"}), HasSubstr("--lease: got \"30\", expected a time above zero"));
+  EXPECT_THAT(Refusal({"--model=m", "--lease=30"}), HasSubstr("--lease: got \"30\", expected a time of 1s to 24h"));
   EXPECT_THAT(Refusal({"--model=m", "--drain-timeout=-1s"}), HasSubstr("--drain-timeout: got \"-1s\""));
   EXPECT_THAT(Refusal({"--model=m", "--frozen=yes"}), HasSubstr("--frozen: yes not in {true,false}"));
   EXPECT_THAT(Refusal({"--model=m", "--log-level=loud"}), HasSubstr("--log-level: loud not in {debug,error,info,warn"));
   EXPECT_THAT(Refusal({"--model=m", "--listen="}), HasSubstr("expected host:port"));
+}
+
+TEST(OptionsTest, ANumberOutOfRangeIsRefusedWithTheRange) {
+  EXPECT_THAT(Refusal({"--model=m", "--workspace-bytes=9223372036854775807"}),
+              HasSubstr("--workspace-bytes: Value 9223372036854775807 not in range 1 to 1125899906842624"));
+  EXPECT_THAT(Refusal({"--model=m", "--workspace-bytes=0"}), HasSubstr("--workspace-bytes: Value 0 not in range 1 to"));
+  EXPECT_THAT(Refusal({"--model=m", "--memory-bytes=0"}), HasSubstr("--memory-bytes: Value 0 not in range 1 to"));
+  EXPECT_THAT(Refusal({"--model=m", "--max-calls=65537"}), HasSubstr("--max-calls: Value 65537 not in range"));
+  EXPECT_THAT(Refusal({"--model=m", "--max-sessions=65537"}), HasSubstr("--max-sessions: Value 65537 not in range"));
+  EXPECT_THAT(Refusal({"--model=m", "--threads=2147483647"}),
+              HasSubstr("--threads: Value 2147483647 not in range 1 to 4096"));
+  for (const char* time : {"1ns", "999ms", "0s", "-5s", "25h", "inf", "-inf"}) {
+    EXPECT_THAT(Refusal({"--model=m", absl::StrCat("--lease=", time).c_str()}),
+                HasSubstr(absl::StrCat("--lease: got \"", time, "\", expected a time of 1s to 24h")));
+  }
+  for (const char* flag : {"--seal-timeout", "--stall-timeout", "--drain-timeout"}) {
+    EXPECT_THAT(Refusal({"--model=m", absl::StrCat(flag, "=99ms").c_str()}),
+                HasSubstr(absl::StrCat(flag, ": got \"99ms\", expected a time of 100ms to 24h")));
+  }
+  EXPECT_TRUE(Parse({"--model=m", "--lease=1s", "--stall-timeout=100ms", "--drain-timeout=24h", "--threads=4096",
+                     "--max-calls=65536", "--max-sessions=65536", "--workspace-bytes=1", "--memory-bytes=1"})
+                  .ok());
 }
 
 TEST(OptionsTest, AFlagThatIsNoneIsNamed) {
