@@ -32,6 +32,7 @@ RpcServer::RpcServer(const RpcServerOptions& options, Metrics& metrics) : stream
 absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Listen(const RpcServerOptions& options, Metrics& metrics) {
   for (const std::string& address : options.listen) {
     SHARDMLP_RETURN_IF_ERROR(CheckListenAddress(address, options.insecure_listen_anywhere));
+    SHARDMLP_RETURN_IF_ERROR(CheckNotTaken(address));
   }
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();

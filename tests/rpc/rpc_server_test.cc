@@ -3,6 +3,9 @@
 
 #include <gmock/gmock.h>
 #include <grpcpp/create_channel.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include <thread>
 
@@ -150,3 +153,42 @@ TEST_F(RpcServerTest, ListensOnSeveralAddressesAtOnce) {
 
 }  // namespace
 }  // namespace shardmlp
+TEST_F(RpcServerTest, AUnixSocketWithALiveServerIsLeftToIt) {
+  const std::string path = testing::TempDir() + "/shardmlp-rpc-live.sock";
+  engine_ = std::make_unique<CopyEngine>();
+  RpcServerOptions options;
+  options.listen = {"unix:" + path};
+  server_ = RpcServer::Listen(options, metrics_).value();
+  server_->Serve(*engine_);
+  Metrics metrics;
+  for (const std::string& address : {"unix:" + path, "unix://" + path}) {
+    options.listen = {address};
+    const auto second = RpcServer::Listen(options, metrics);
+    EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable) << address;
+    EXPECT_THAT(std::string(second.status().message()), testing::HasSubstr(path + ": another server listens there"));
+  }
+  channel_ = grpc::CreateChannel("unix:" + path, grpc::InsecureChannelCredentials());
+  ExpectUnharmed();
+}
+
+TEST_F(RpcServerTest, TheSocketOfADeadServerIsReplaced) {
+  const std::string path = testing::TempDir() + "/shardmlp-rpc-dead.sock";
+  sockaddr_un name = {};
+  name.sun_family = AF_UNIX;
+  path.copy(name.sun_path, sizeof(name.sun_path) - 1);
+  unlink(path.c_str());
+  const int dead = socket(AF_UNIX, SOCK_STREAM, 0);
+  ASSERT_EQ(bind(dead, reinterpret_cast<const sockaddr*>(&name), sizeof(name)), 0);
+  ASSERT_EQ(listen(dead, 1), 0);
+  close(dead);  // which leaves the file
+  engine_ = std::make_unique<CopyEngine>();
+  RpcServerOptions options;
+  options.listen = {"unix:" + path};
+  auto server = RpcServer::Listen(options, metrics_);
+  ASSERT_TRUE(server.ok()) << server.status();
+  server_ = *std::move(server);
+  server_->Serve(*engine_);
+  channel_ = grpc::CreateChannel("unix:" + path, grpc::InsecureChannelCredentials());
+  ExpectUnharmed();
+}
+
