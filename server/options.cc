@@ -134,8 +134,9 @@ class Flags {
     AddBytes("--memory-bytes", o.backend.memory_bytes,
              "Memory that the plan may take (default: what the machine, or its cgroup, has).");
     AddCount("--max-calls", o.engine.max_call_count,
-             "Calls that may be open at once; each has its own staging (default: 8).");
-    AddCount("--max-sessions", o.engine.max_session_count, "Sessions that may be open at once (default: 256).");
+             "Calls that may be open at once; each has its own staging; half are kept for trainers (default: 8).");
+    AddCount("--max-sessions", o.engine.max_session_count,
+             "Sessions that may be open at once; half are kept for trainers (default: 256).");
     AddCount("--threads", o.backend.threads, "Threads that compute (default: as many as the process may run on).");
   }
 
