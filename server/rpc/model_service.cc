@@ -6,9 +6,11 @@
 
 namespace shardmlp {
 
-ModelService::ModelService(const EngineSlot& engine, const MessageLimits& limits, Metrics& metrics)
+ModelService::ModelService(const EngineSlot& engine, const MessageLimits& limits, OpenStreams& streams,
+                           Metrics& metrics)
     : engine_(engine),
       limits_(limits),
+      streams_(streams),
       metrics_(metrics),
       get_model_(Method("GetModel")),
       read_tensor_(Method("ReadTensor", RpcKind::kServerStream)),
@@ -43,9 +45,10 @@ grpc::ServerUnaryReactor* ModelService::GetModel(grpc::CallbackServerContext* /*
   });
 }
 
-grpc::ServerWriteReactor<v1::ReadTensorResponse>* ModelService::ReadTensor(grpc::CallbackServerContext* /*context*/,
+grpc::ServerWriteReactor<v1::ReadTensorResponse>* ModelService::ReadTensor(grpc::CallbackServerContext* context,
                                                                            const v1::ReadTensorRequest* request) {
-  return TensorStream::Start(engine_, request->name(), RpcRecord(metrics_, read_tensor_));
+  return TensorStream::Start({engine_, streams_, tensor_streams_}, request->name(), RpcRecord(metrics_, read_tensor_),
+                             context);
 }
 
 grpc::ServerUnaryReactor* ModelService::SaveCheckpoint(grpc::CallbackServerContext* /*context*/,

@@ -26,7 +26,7 @@ RpcServer::RpcServer(const RpcServerOptions& options, Metrics& metrics) : stream
   const ShardStreamContext context = {engine_, options.limits, streams_, metrics};
   services_.push_back(std::make_unique<ComputeService>(context));
   services_.push_back(std::make_unique<TrainingService>(engine_, metrics));
-  services_.push_back(std::make_unique<ModelService>(engine_, options.limits, metrics));
+  services_.push_back(std::make_unique<ModelService>(engine_, options.limits, streams_, metrics));
 }
 
 absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Listen(const RpcServerOptions& options, Metrics& metrics) {

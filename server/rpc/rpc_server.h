@@ -41,7 +41,7 @@ class RpcServer {
   void Serve(Engine& engine);
   // What health answers.
   void SetHealth(bool serving);
-  // Waits until no shard stream is open; false where some are at `deadline`.
+  // Waits until no stream is open; false where some are at `deadline`.
   bool AwaitIdle(absl::Time deadline) { return streams_.AwaitNone(deadline); }
   // Ends every stream with `status`, takes no more, and returns when every rpc is over; those that are not at
   // `deadline` are cut. Rpcs that wait in the engine end when it shuts down, which comes first.
@@ -49,7 +49,7 @@ class RpcServer {
 
  private:
   EngineSlot engine_;
-  ShardStreams streams_;
+  OpenStreams streams_;
   std::vector<std::unique_ptr<grpc::Service>> services_;
   std::unique_ptr<grpc::Server> server_;
   std::vector<std::string> addresses_;
