@@ -38,7 +38,7 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Listen(const RpcServerOpti
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   auto server = std::make_unique<RpcServer>(options, metrics);
   grpc::ServerBuilder builder;
-  SetTransport(options.limits, builder);
+  SetTransport(options.limits, server->quota_, builder);
   std::vector<int> ports(options.listen.size());
   for (size_t i = 0; i < ports.size(); ++i) {
     builder.AddListeningPort(options.listen[i], grpc::InsecureServerCredentials(), &ports[i]);
