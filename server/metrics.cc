@@ -165,9 +165,11 @@ Metrics::Metrics() : series_(std::make_unique<Series>()) {}
 Metrics::~Metrics() = default;
 
 absl::StatusOr<int> Metrics::Expose(const std::string& address) {
-  constexpr size_t kThreads = 1;
   try {
-    auto exposer = std::make_unique<prometheus::Exposer>(address, kThreads);
+    // A connection has a thread to itself from when it is accepted. One that asks for nothing is closed in time, and
+    // none is kept after its answer.
+    auto exposer = std::make_unique<prometheus::Exposer>(std::vector<std::string>{
+        "listening_ports", address, "num_threads", "8", "request_timeout_ms", "5000", "enable_keep_alive", "no"});
     exposer->RegisterCollectable(series_->registry);
     exposer->RegisterCollectable(series_->process);
     series_->exposer = std::move(exposer);

@@ -40,7 +40,8 @@ class Metrics {
   ~Metrics();
 
   // Serves /metrics on `address` ("127.0.0.1:9464"; port 0 takes a free one) until destroyed, and returns the port.
-  // UNAVAILABLE where it can't listen.
+  // UNAVAILABLE where it can't listen. Several scrapes may be under way, and a connection that sends no whole request
+  // is closed after 5 s.
   absl::StatusOr<int> Expose(const std::string& address);
   // The text exposition, as /metrics gives it.
   std::string Text() const;

@@ -143,9 +143,9 @@ class Flags {
     AddBytes("--memory-bytes", o.backend.memory_bytes, std::numeric_limits<int64_t>::max(),
              "Memory that the plan may take (default: what the machine, or its cgroup, has).");
     AddCount("--max-calls", o.engine.max_call_count, kMaxCallCount,
-             "Calls that may be open at once; each has its own staging (default: 8).");
+             "Calls that may be open at once; each has its own staging; half are kept for trainers (default: 8).");
     AddCount("--max-sessions", o.engine.max_session_count, kMaxSessions,
-             "Sessions that may be open at once (default: 256).");
+             "Sessions that may be open at once; half are kept for trainers (default: 256).");
     AddCount("--threads", o.backend.threads, kMaxThreads,
              "Threads that compute (default: as many as the process may run on).");
   }

@@ -1,5 +1,7 @@
 #include "server/server.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +18,8 @@ namespace {
 
 constexpr absl::Duration kHealthInterval = absl::Seconds(1);
 constexpr absl::Duration kShutdownGrace = absl::Seconds(2);  // for statuses to reach clients
+// Of messages under way, where the plan leaves less: some 20 MiB for each of many rpcs.
+constexpr int64_t kLeastMessageBytes = int64_t{1} << 30;
 constexpr absl::string_view kLatest = "latest";
 
 // Waits for what an engine method answers.
@@ -58,6 +62,7 @@ absl::Status Server::Load(std::ostream& out) {
   SHARDMLP_ASSIGN_OR_RETURN(auto backend, MakeCpuBackend(options_.backend));
   SHARDMLP_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(folder->spec(), options_.engine, backend->device()));
   out << backend->device().name << "\n" << plan.ToString() << std::flush;
+  rpc_->BoundMessages(std::max(backend->device().memory_bytes - plan.total_bytes(), kLeastMessageBytes));
   std::unique_ptr<CheckpointStore> checkpoints;
   if (!options_.checkpoint_dir.empty()) {
     SHARDMLP_ASSIGN_OR_RETURN(checkpoints, CheckpointStore::Open(options_.checkpoint_dir, folder->spec()));

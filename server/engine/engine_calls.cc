@@ -81,7 +81,7 @@ absl::StatusOr<std::shared_ptr<Call>> ServingEngine::StartCall(CallSpec spec, Ca
     if (header.weight_gradient) SHARDMLP_RETURN_IF_ERROR(step_.CheckOpen(header.step, header.attempt));
     SHARDMLP_RETURN_IF_ERROR(CheckVersion(header, step_.position().weights_version));
   }
-  SHARDMLP_ASSIGN_OR_RETURN(std::shared_ptr<Lane> lane, lanes_->Acquire());
+  SHARDMLP_ASSIGN_OR_RETURN(std::shared_ptr<Lane> lane, lanes_->Acquire(session.role));
   CallHost& host = *this;
   auto call = std::make_shared<TileCall>(host, sink, metrics_, spec, std::move(lane), plan_.tile_row_count);
   sessions_.CallOpened(header.session_id);

@@ -18,6 +18,10 @@ struct EngineOptions {
   absl::Duration seal_timeout = absl::Minutes(5);  // how long a seal waits for the other trainers
   std::function<absl::Time()> clock = absl::Now;   // that lease and seal_timeout go by; thread-safe
   int64_t first_weights_version = 0;  // of the loaded weights; 0: drawn at random, for no two engines alike
+
+  // Of `count` sessions or calls, those that readers may have: the rest is kept for trainers, whom no reader may shut
+  // out. A frozen server's sessions are all alike.
+  int64_t ReadersShare(int64_t count) const { return frozen ? count : count / 2; }
 };
 
 inline constexpr int64_t kDefaultTileRows = 1024;

@@ -1,4 +1,4 @@
-// ServingEngine's work on whole tensors, on the device thread ahead of tiles: steps, reading, checkpoints.
+// ServingEngine's work on whole tensors, on the device thread: steps ahead of tiles; reading and checkpoints by turns.
 #include <xxhash.h>
 
 #include <utility>
@@ -13,7 +13,7 @@ namespace shardmlp {
 
 template <typename T>
 void ServingEngine::RunOnDevice(Done<T> done, absl::AnyInvocable<absl::StatusOr<T>()> job) {
-  scheduler_->SubmitControl([this, done = std::move(done), job = std::move(job)](absl::Status turn) mutable {
+  scheduler_->SubmitTensorJob([this, done = std::move(done), job = std::move(job)](absl::Status turn) mutable {
     // What a device that failed still holds may be half of a step.
     if (turn.ok()) turn = health();
     if (turn.ok()) {
@@ -98,6 +98,8 @@ void ServingEngine::ReadTensor(int64_t tensor, int64_t row_begin, int64_t row_co
 
 void ServingEngine::Checksums(Done<std::vector<uint64_t>> done) {
   RunOnDevice<std::vector<uint64_t>>(std::move(done), [this]() -> absl::StatusOr<std::vector<uint64_t>> {
+    const int64_t version = weights_version();
+    if (checksums_version_ == version) return checksums_;
     std::vector<uint64_t> checksums;
     std::string bytes;
     for (const TensorSpec& spec : model_.tensors) {
@@ -106,7 +108,9 @@ void ServingEngine::Checksums(Done<std::vector<uint64_t>> done) {
       SHARDMLP_RETURN_IF_ERROR(parameters_->ReadRows(spec, 0, rows, absl::MakeSpan(bytes)));
       checksums.push_back(XXH3_64bits(bytes.data(), bytes.size()));
     }
-    return checksums;
+    checksums_ = std::move(checksums);
+    checksums_version_ = version;
+    return checksums_;
   });
 }
 

@@ -19,7 +19,7 @@ LaneSize::LaneSize(const std::vector<LayerSpec>& layers, int64_t rows) {
 
 absl::StatusOr<std::shared_ptr<LanePool>> LanePool::Create(std::shared_ptr<Backend> backend,
                                                            const std::vector<LayerSpec>& layers, int64_t tile_rows,
-                                                           int64_t count) {
+                                                           int64_t count, int64_t reader_count) {
   const LaneSize size(layers, tile_rows);
   std::vector<std::unique_ptr<Lane>> lanes;
   while (static_cast<int64_t>(lanes.size()) < count) {
@@ -32,22 +32,34 @@ absl::StatusOr<std::shared_ptr<LanePool>> LanePool::Create(std::shared_ptr<Backe
       SHARDMLP_ASSIGN_OR_RETURN(output, backend->Allocate(Memory::kStaging, size.output_bytes));
     }
   }
-  return std::make_shared<LanePool>(std::move(backend), std::move(lanes));
+  return std::make_shared<LanePool>(std::move(backend), std::move(lanes), reader_count);
 }
 
-LanePool::LanePool(std::shared_ptr<Backend> backend, std::vector<std::unique_ptr<Lane>> lanes)
-    : backend_(std::move(backend)), count_(static_cast<int64_t>(lanes.size())), idle_(std::move(lanes)) {}
+LanePool::LanePool(std::shared_ptr<Backend> backend, std::vector<std::unique_ptr<Lane>> lanes, int64_t reader_count)
+    : backend_(std::move(backend)),
+      count_(static_cast<int64_t>(lanes.size())),
+      reader_count_(reader_count),
+      idle_(std::move(lanes)) {}
 
-absl::StatusOr<std::shared_ptr<Lane>> LanePool::Acquire() {
+absl::StatusOr<std::shared_ptr<Lane>> LanePool::Acquire(SessionRole role) {
   absl::MutexLock lock(&mutex_);
   if (idle_.empty()) {
     return Error(absl::StatusCode::kResourceExhausted, Reason::kOverloaded,
                  absl::StrCat("all ", count_, " calls that may be open at once are open; try again later"));
   }
+  if (role == SessionRole::kRead) {
+    if (readers_ == reader_count_) {
+      return Error(absl::StatusCode::kResourceExhausted, Reason::kOverloaded,
+                   absl::StrCat("all ", reader_count_, " calls that readers may have open at once are open, of ",
+                                count_, " in all; try again later"));
+    }
+    ++readers_;
+  }
   std::unique_ptr<Lane> lane = std::move(idle_.back());
   idle_.pop_back();
-  return std::shared_ptr<Lane>(
-      lane.release(), [pool = shared_from_this()](Lane* returned) { pool->Release(std::unique_ptr<Lane>(returned)); });
+  return std::shared_ptr<Lane>(lane.release(), [pool = shared_from_this(), role](Lane* returned) {
+    pool->Release(std::unique_ptr<Lane>(returned), role);
+  });
 }
 
 int64_t LanePool::lanes_in_use() const {
@@ -55,8 +67,9 @@ int64_t LanePool::lanes_in_use() const {
   return count_ - static_cast<int64_t>(idle_.size());
 }
 
-void LanePool::Release(std::unique_ptr<Lane> lane) {
+void LanePool::Release(std::unique_ptr<Lane> lane, SessionRole role) {
   absl::MutexLock lock(&mutex_);
+  if (role == SessionRole::kRead) --readers_;
   idle_.push_back(std::move(lane));
 }
 

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "kernels/backend.h"
+#include "server/engine/step_types.h"
 #include "server/model/model_spec.h"
 
 namespace shardmlp {
@@ -40,25 +41,27 @@ struct LaneSize {
 // after the engine is gone.
 class LanePool : public std::enable_shared_from_this<LanePool> {
  public:
-  // Allocates `count` lanes, or fails as the backend does.
+  // Allocates `count` lanes, of which readers may have `reader_count` at once, or fails as the backend does.
   static absl::StatusOr<std::shared_ptr<LanePool>> Create(std::shared_ptr<Backend> backend,
                                                           const std::vector<LayerSpec>& layers, int64_t tile_rows,
-                                                          int64_t count);
+                                                          int64_t count, int64_t reader_count);
   // Use Create.
-  LanePool(std::shared_ptr<Backend> backend, std::vector<std::unique_ptr<Lane>> lanes);
+  LanePool(std::shared_ptr<Backend> backend, std::vector<std::unique_ptr<Lane>> lanes, int64_t reader_count);
 
-  // A lane that goes back when its last owner drops it. RESOURCE_EXHAUSTED (OVERLOADED) where all are taken. Cheap: it
-  // allocates no staging.
-  absl::StatusOr<std::shared_ptr<Lane>> Acquire();
+  // A lane for a call of a session of `role`, which goes back when its last owner drops it. RESOURCE_EXHAUSTED
+  // (OVERLOADED) where all are taken, or all that readers may have. Cheap: it allocates no staging.
+  absl::StatusOr<std::shared_ptr<Lane>> Acquire(SessionRole role);
   int64_t lanes_in_use() const;
 
  private:
-  void Release(std::unique_ptr<Lane> lane);
+  void Release(std::unique_ptr<Lane> lane, SessionRole role);
 
   const std::shared_ptr<Backend> backend_;
   const int64_t count_;
+  const int64_t reader_count_;
   mutable absl::Mutex mutex_;
   std::vector<std::unique_ptr<Lane>> idle_ ABSL_GUARDED_BY(mutex_);
+  int64_t readers_ ABSL_GUARDED_BY(mutex_) = 0;  // lanes that they have
 };
 
 }  // namespace shardmlp

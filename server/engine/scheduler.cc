@@ -5,6 +5,11 @@
 #include "kernels/status.h"
 
 namespace shardmlp {
+namespace {
+
+constexpr int64_t kTensorTurn = -1;  // in place of a session
+
+}  // namespace
 
 absl::Status ShuttingDown() {
   return Error(absl::StatusCode::kUnavailable, Reason::kDraining, "the server is shutting down");
@@ -19,6 +24,18 @@ void Scheduler::SubmitControl(ControlJob job) {
     absl::MutexLock lock(&mutex_);
     if (!stopped_) {
       controls_.push_back(std::move(job));
+      return;
+    }
+  }
+  job(ShuttingDown());
+}
+
+void Scheduler::SubmitTensorJob(ControlJob job) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!stopped_) {
+      if (tensor_jobs_.empty()) turns_.push_back(kTensorTurn);
+      tensor_jobs_.push_back(std::move(job));
       return;
     }
   }
@@ -42,15 +59,18 @@ void Scheduler::Stop() {
   if (thread_.joinable()) thread_.join();
   // The thread is gone and nothing is added any more, so what is left is ours alone.
   std::deque<ControlJob> controls;
+  std::deque<ControlJob> tensor_jobs;
   absl::flat_hash_map<int64_t, std::deque<std::unique_ptr<TileJob>>> tiles;
   {
     absl::MutexLock lock(&mutex_);
     controls.swap(controls_);
+    tensor_jobs.swap(tensor_jobs_);
     tiles.swap(tiles_);
     turns_.clear();
     queued_tiles_ = 0;
   }
   for (ControlJob& job : controls) job(ShuttingDown());
+  for (ControlJob& job : tensor_jobs) job(ShuttingDown());
 }
 
 int64_t Scheduler::queued_tile_count() const {
@@ -59,6 +79,18 @@ int64_t Scheduler::queued_tile_count() const {
 }
 
 bool Scheduler::HasWork() const { return !controls_.empty() || !turns_.empty(); }
+
+Scheduler::ControlJob Scheduler::TakeControl() {
+  const bool ahead = !controls_.empty();
+  if (!ahead && (turns_.empty() || turns_.front() != kTensorTurn)) return nullptr;
+  std::deque<ControlJob>& queue = ahead ? controls_ : tensor_jobs_;
+  ControlJob job = std::move(queue.front());
+  queue.pop_front();
+  if (ahead) return job;
+  turns_.pop_front();
+  if (!queue.empty()) turns_.push_back(kTensorTurn);
+  return job;
+}
 
 std::unique_ptr<TileJob> Scheduler::TakeTile() {
   const int64_t session_id = turns_.front();
@@ -88,12 +120,8 @@ void Scheduler::Run() {
       absl::MutexLock lock(&mutex_);
       if (started.empty()) mutex_.Await(absl::Condition(this, &Scheduler::WorkOrStopped));
       if (stopped_) break;
-      if (!controls_.empty()) {
-        control = std::move(controls_.front());
-        controls_.pop_front();
-      } else if (!turns_.empty() && started.size() < depth_) {
-        tile = TakeTile();
-      }
+      control = TakeControl();
+      if (!control && !turns_.empty() && started.size() < depth_) tile = TakeTile();
     }
     if (control) {
       while (!started.empty()) finish_oldest();

@@ -27,8 +27,11 @@ class TileJob {
   virtual void Finish() = 0;
 };
 
-// One thread that owns the device. Sessions take turns tile by tile; control jobs (steps, tensors, checkpoints) go
-// ahead of all tiles that have not started, in the order they came. Thread-safe; submitting never blocks.
+// One thread that owns the device. Sessions take turns tile by tile, and so do jobs on whole tensors (reading,
+// checksums, checkpoints), which together count as one more session: however many of them are asked for, a tile waits
+// for one a round, and they for one tile of each session. A step's jobs go ahead of all that have not started, since
+// tiles of the next attempt build on them. Each queue is in the order in which it came. Thread-safe; submitting never
+// blocks.
 class Scheduler {
  public:
   // Called with OK on the device thread when it is the job's turn and no tile is in flight, or with UNAVAILABLE where
@@ -39,7 +42,10 @@ class Scheduler {
   explicit Scheduler(int depth);
   ~Scheduler();
 
+  // Ahead of everything.
   void SubmitControl(ControlJob job);
+  // By turns with the tiles.
+  void SubmitTensorJob(ControlJob job);
   void SubmitTile(int64_t session_id, std::unique_ptr<TileJob> job);
 
   // Finishes the tiles that have started, joins the thread, answers the control jobs that are left and drops the tiles
@@ -53,16 +59,20 @@ class Scheduler {
  private:
   void Run();
   bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The next job that needs the device to itself, where it is the turn of one; else null.
+  ControlJob TakeControl() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool WorkOrStopped() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopped_ || HasWork(); }
-  // The next tile by turn; there must be one.
+  // The next tile by turn, which must be a session's.
   std::unique_ptr<TileJob> TakeTile() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const size_t depth_;
   mutable absl::Mutex mutex_;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<ControlJob> controls_ ABSL_GUARDED_BY(mutex_);
+  std::deque<ControlJob> tensor_jobs_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<int64_t, std::deque<std::unique_ptr<TileJob>>> tiles_ ABSL_GUARDED_BY(mutex_);
-  std::deque<int64_t> turns_ ABSL_GUARDED_BY(mutex_);  // sessions with tiles, each once, whose turn is next first
+  // Sessions with tiles, and kTensorTurn where there are tensor jobs, each once; whose turn is next first.
+  std::deque<int64_t> turns_ ABSL_GUARDED_BY(mutex_);
   int64_t queued_tiles_ ABSL_GUARDED_BY(mutex_) = 0;
   std::thread thread_;
 };

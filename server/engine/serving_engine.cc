@@ -53,7 +53,8 @@ ServingEngine::ServingEngine(const EngineOptions& options, const ModelSpec& mode
       replicas_(std::move(replicas)),
       checkpoints_(std::move(checkpoints)),
       metrics_(metrics),
-      sessions_({options.max_session_count, options.lease, options.frozen}),
+      sessions_(
+          {options.max_session_count, options.lease, options.frozen, options.ReadersShare(options.max_session_count)}),
       step_(*this, metrics, TensorNames(model), options.seal_timeout, FirstWeightsVersion(options)) {}
 
 ServingEngine::~ServingEngine() { Shutdown(); }
@@ -64,7 +65,8 @@ absl::Status ServingEngine::Start(const ModelFolder& folder) {
   SHARDMLP_ASSIGN_OR_RETURN(
       compute_, TileCompute::Create(*backend_, model_, *parameters_, metrics_, plan_.tile_row_count, depth));
   SHARDMLP_ASSIGN_OR_RETURN(lanes_,
-                            LanePool::Create(backend_, model_.layers, plan_.tile_row_count, options_.max_call_count));
+                            LanePool::Create(backend_, model_.layers, plan_.tile_row_count, options_.max_call_count,
+                                             options_.ReadersShare(options_.max_call_count)));
   metrics_.SetPlannedBytes(MemoryUse::kWeights, plan_.weights_bytes);
   metrics_.SetPlannedBytes(MemoryUse::kGradients, plan_.gradients_bytes);
   metrics_.SetPlannedBytes(MemoryUse::kMasterWeights, plan_.master_weights_bytes);

@@ -109,6 +109,9 @@ class ServingEngine final : public Engine, private StepDevice, private CallHost 
   std::shared_ptr<LanePool> lanes_;
   std::unique_ptr<Parameters> parameters_;
   std::unique_ptr<TileCompute> compute_;
+  // For the device thread. Kept, since every weight is read for them and anyone may ask.
+  std::vector<uint64_t> checksums_;
+  int64_t checksums_version_ = 0;  // of the weights; 0: none yet
   std::unique_ptr<Scheduler> scheduler_;
 
   mutable absl::Mutex mutex_;

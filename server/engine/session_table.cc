@@ -43,6 +43,11 @@ absl::StatusOr<int64_t> SessionTable::Open(const SessionSpec& spec, absl::Time n
     return Error(absl::StatusCode::kResourceExhausted, Reason::kTooManySessions,
                  absl::StrCat("all ", limits_.max_sessions, " sessions that may be open are open"));
   }
+  if (spec.role == SessionRole::kRead && Count(SessionRole::kRead) >= limits_.max_readers) {
+    return Error(absl::StatusCode::kResourceExhausted, Reason::kTooManySessions,
+                 absl::StrCat("all ", limits_.max_readers, " read sessions that may be open are open; the rest of the ",
+                              limits_.max_sessions, " sessions is kept for trainers"));
+  }
   int64_t session_id = 0;
   do {
     session_id = absl::Uniform<int64_t>(random_, 1, std::numeric_limits<int64_t>::max());

@@ -19,12 +19,13 @@ class SessionTable {
   struct Limits {
     int64_t max_sessions = 256;
     absl::Duration lease = absl::Seconds(30);
-    bool frozen = false;  // any number of runs, since none changes anything
+    bool frozen = false;        // any number of runs, since none changes anything
+    int64_t max_readers = 128;  // read sessions among max_sessions
   };
   explicit SessionTable(const Limits& limits) : limits_(limits) {}
 
   // The session of that opening id where there is one. INVALID_ARGUMENT; FAILED_PRECONDITION (RUN_CONFLICT), saying who
-  // is there and until when; RESOURCE_EXHAUSTED.
+  // is there and until when; RESOURCE_EXHAUSTED (TOO_MANY_SESSIONS).
   absl::StatusOr<int64_t> Open(const SessionSpec& spec, absl::Time now);
   // NOT_FOUND (UNKNOWN_SESSION). Finding a session extends its lease.
   absl::StatusOr<SessionSpec> Find(int64_t session_id, absl::Time now);

@@ -183,7 +183,16 @@ void StepProtocol::Seal(const SealSpec& spec, absl::Time now, SealDone done, Out
   if (sealed_.has_value()) return outbox.Add(std::move(done), absl::StatusOr<SealResult>(*sealed_));
   (*trainer)->sealed = true;
   if (waiting_seals_.empty()) first_seal_ = now;
-  waiting_seals_.push_back({now + seal_timeout_, std::move(done)});
+  const auto earlier = std::find_if(waiting_seals_.begin(), waiting_seals_.end(),
+                                    [&](const WaitingSeal& seal) { return seal.session_id == spec.session_id; });
+  if (earlier != waiting_seals_.end()) {
+    outbox.Add(std::move(earlier->done),
+               absl::StatusOr<SealResult>(
+                   Error(absl::StatusCode::kCancelled, Reason::kCancelled,
+                         absl::StrCat("a later seal of session ", spec.session_id, " took the place of this one"))));
+    waiting_seals_.erase(earlier);
+  }
+  waiting_seals_.push_back({spec.session_id, now + seal_timeout_, std::move(done)});
   if (phase_ == Phase::kOpen && AllSealed()) {
     phase_ = Phase::kSumming;
     metrics_.ObserveStepPhase(StepPhase::kSeal, now - first_seal_);

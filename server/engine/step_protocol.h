@@ -66,6 +66,8 @@ class StepProtocol {
   absl::StatusOr<LedgerVerdict> Admit(const Contribution& contribution, int64_t step, int64_t attempt,
                                       const std::string& non_finite);
 
+  // Answers when all have sealed. A later seal of the same session takes the place of one that waits, which is then
+  // answered with CANCELLED (CANCELLED).
   void Seal(const SealSpec& spec, absl::Time now, SealDone done, Outbox& outbox);
   void Commit(const CommitSpec& spec, PositionDone done, Outbox& outbox);
   void Discard(const DiscardSpec& spec, PositionDone done, Outbox& outbox);
@@ -90,7 +92,9 @@ class StepProtocol {
     SessionSpec spec;
     bool sealed = false;
   };
+  // One a session.
   struct WaitingSeal {
+    int64_t session_id;
     absl::Time deadline;
     SealDone done;
   };

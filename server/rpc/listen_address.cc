@@ -2,6 +2,13 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -41,6 +48,23 @@ absl::Status CheckListenAddress(absl::string_view address, bool anywhere) {
   return absl::InvalidArgumentError(
       absl::StrCat("address \"", address, "\" is not loopback: anyone who reaches it could read and change the ",
                    "weights, without TLS. Say --insecure-listen-anywhere where the network keeps others out"));
+}
+
+absl::Status CheckNotTaken(absl::string_view address) {
+  if (!absl::ConsumePrefix(&address, "unix:")) return absl::OkStatus();
+  absl::ConsumePrefix(&address, "//");  // unix:///path
+  sockaddr_un name = {};
+  name.sun_family = AF_UNIX;
+  if (address.size() >= sizeof(name.sun_path)) return absl::OkStatus();  // too long for gRPC as well
+  std::memcpy(name.sun_path, address.data(), address.size());
+  const int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  const int error = connect(probe, reinterpret_cast<const sockaddr*>(&name), sizeof(name)) == 0 ? 0 : errno;
+  close(probe);
+  // No file, or nobody behind it.
+  if (error == ENOENT || error == ECONNREFUSED) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("can't listen on unix:", address, ": ",
+                   error == 0 || error == EAGAIN ? "another server listens there" : std::strerror(error)));
 }
 
 std::string WithBoundPort(absl::string_view address, int port) {

@@ -12,6 +12,10 @@ namespace shardmlp {
 // unless `anywhere`, for a host that other machines can reach: whoever connects is served, without TLS.
 absl::Status CheckListenAddress(absl::string_view address, bool anywhere);
 
+// UNAVAILABLE where `address` is a Unix socket on which somebody listens. gRPC would replace its file, as it does that
+// of a dead server, and take over from the other without a word.
+absl::Status CheckNotTaken(absl::string_view address);
+
 // `address` with the port that was bound in place of 0.
 std::string WithBoundPort(absl::string_view address, int port);
 

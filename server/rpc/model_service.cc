@@ -6,9 +6,11 @@
 
 namespace shardmlp {
 
-ModelService::ModelService(const EngineSlot& engine, const MessageLimits& limits, Metrics& metrics)
+ModelService::ModelService(const EngineSlot& engine, const MessageLimits& limits, OpenStreams& streams,
+                           Metrics& metrics)
     : engine_(engine),
       limits_(limits),
+      streams_(streams),
       metrics_(metrics),
       get_model_(Method("GetModel")),
       read_tensor_(Method("ReadTensor", RpcKind::kServerStream)),
@@ -20,9 +22,9 @@ RpcMetrics& ModelService::Method(const char* name, RpcKind kind) {
   return metrics_.ForMethod(v1::Model::service_full_name(), name, kind);
 }
 
-grpc::ServerUnaryReactor* ModelService::GetModel(grpc::CallbackServerContext* context,
+grpc::ServerUnaryReactor* ModelService::GetModel(grpc::CallbackServerContext* /*context*/,
                                                  const v1::GetModelRequest* request, v1::GetModelResponse* response) {
-  const UnaryReply reply(context, metrics_, get_model_);
+  const UnaryReply reply(metrics_, get_model_);
   return AnswerLater(reply, [&]() -> absl::Status {
     SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get());
     Fill(*engine, *response);
@@ -43,15 +45,16 @@ grpc::ServerUnaryReactor* ModelService::GetModel(grpc::CallbackServerContext* co
   });
 }
 
-grpc::ServerWriteReactor<v1::ReadTensorResponse>* ModelService::ReadTensor(grpc::CallbackServerContext* /*context*/,
+grpc::ServerWriteReactor<v1::ReadTensorResponse>* ModelService::ReadTensor(grpc::CallbackServerContext* context,
                                                                            const v1::ReadTensorRequest* request) {
-  return TensorStream::Start(engine_, request->name(), RpcRecord(metrics_, read_tensor_));
+  return TensorStream::Start({engine_, streams_, tensor_streams_}, request->name(), RpcRecord(metrics_, read_tensor_),
+                             context);
 }
 
-grpc::ServerUnaryReactor* ModelService::SaveCheckpoint(grpc::CallbackServerContext* context,
+grpc::ServerUnaryReactor* ModelService::SaveCheckpoint(grpc::CallbackServerContext* /*context*/,
                                                        const v1::SaveCheckpointRequest* request,
                                                        v1::SaveCheckpointResponse* response) {
-  const UnaryReply reply(context, metrics_, save_checkpoint_);
+  const UnaryReply reply(metrics_, save_checkpoint_);
   return AnswerLater(reply, [&]() -> absl::Status {
     SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get());
     engine->SaveCheckpoint(request->name(), reply.FinishWith<CheckpointInfo>([=](const auto& checkpoint) {
@@ -61,10 +64,10 @@ grpc::ServerUnaryReactor* ModelService::SaveCheckpoint(grpc::CallbackServerConte
   });
 }
 
-grpc::ServerUnaryReactor* ModelService::RestoreCheckpoint(grpc::CallbackServerContext* context,
+grpc::ServerUnaryReactor* ModelService::RestoreCheckpoint(grpc::CallbackServerContext* /*context*/,
                                                           const v1::RestoreCheckpointRequest* request,
                                                           v1::RestoreCheckpointResponse* response) {
-  const UnaryReply reply(context, metrics_, restore_checkpoint_);
+  const UnaryReply reply(metrics_, restore_checkpoint_);
   return AnswerLater(reply, [&]() -> absl::Status {
     SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get());
     engine->RestoreCheckpoint(request->name(), reply.FinishWith<StepPosition>([=](const auto& position) {
@@ -74,10 +77,10 @@ grpc::ServerUnaryReactor* ModelService::RestoreCheckpoint(grpc::CallbackServerCo
   });
 }
 
-grpc::ServerUnaryReactor* ModelService::ListCheckpoints(grpc::CallbackServerContext* context,
+grpc::ServerUnaryReactor* ModelService::ListCheckpoints(grpc::CallbackServerContext* /*context*/,
                                                         const v1::ListCheckpointsRequest* /*request*/,
                                                         v1::ListCheckpointsResponse* response) {
-  const UnaryReply reply(context, metrics_, list_checkpoints_);
+  const UnaryReply reply(metrics_, list_checkpoints_);
   return AnswerLater(reply, [&]() -> absl::Status {
     SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get());
     engine->ListCheckpoints(reply.FinishWith<std::vector<CheckpointInfo>>([=](const auto& checkpoints) {

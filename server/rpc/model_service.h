@@ -1,19 +1,21 @@
 // The model, its tensors and checkpoints over gRPC. proto/shardmlp/v1/model.proto is the specification.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 #include "server/metrics.h"
 #include "server/rpc/engine_slot.h"
 #include "server/rpc/message_limits.h"
+#include "server/rpc/open_streams.h"
 #include "shardmlp/v1/model.grpc.pb.h"
 
 namespace shardmlp {
 
-// Thread-safe. `engine` and `metrics` must outlive the gRPC server that the service is registered with.
+// Thread-safe. `engine`, `streams` and `metrics` must outlive the gRPC server that the service is registered with.
 class ModelService final : public v1::Model::CallbackService {
  public:
-  ModelService(const EngineSlot& engine, const MessageLimits& limits, Metrics& metrics);
+  ModelService(const EngineSlot& engine, const MessageLimits& limits, OpenStreams& streams, Metrics& metrics);
 
   grpc::ServerUnaryReactor* GetModel(grpc::CallbackServerContext* context, const v1::GetModelRequest* request,
                                      v1::GetModelResponse* response) override;
@@ -34,7 +36,9 @@ class ModelService final : public v1::Model::CallbackService {
 
   const EngineSlot& engine_;
   const MessageLimits limits_;
+  OpenStreams& streams_;
   Metrics& metrics_;
+  std::atomic<int> tensor_streams_ = 0;
   RpcMetrics& get_model_;
   RpcMetrics& read_tensor_;
   RpcMetrics& save_checkpoint_;

@@ -26,18 +26,19 @@ RpcServer::RpcServer(const RpcServerOptions& options, Metrics& metrics) : stream
   const ShardStreamContext context = {engine_, options.limits, streams_, metrics};
   services_.push_back(std::make_unique<ComputeService>(context));
   services_.push_back(std::make_unique<TrainingService>(engine_, metrics));
-  services_.push_back(std::make_unique<ModelService>(engine_, options.limits, metrics));
+  services_.push_back(std::make_unique<ModelService>(engine_, options.limits, streams_, metrics));
 }
 
 absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Listen(const RpcServerOptions& options, Metrics& metrics) {
   for (const std::string& address : options.listen) {
     SHARDMLP_RETURN_IF_ERROR(CheckListenAddress(address, options.insecure_listen_anywhere));
+    SHARDMLP_RETURN_IF_ERROR(CheckNotTaken(address));
   }
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   auto server = std::make_unique<RpcServer>(options, metrics);
   grpc::ServerBuilder builder;
-  SetTransport(options.limits, builder);
+  SetTransport(options.limits, server->quota_, builder);
   std::vector<int> ports(options.listen.size());
   for (size_t i = 0; i < ports.size(); ++i) {
     builder.AddListeningPort(options.listen[i], grpc::InsecureServerCredentials(), &ports[i]);

@@ -1,8 +1,10 @@
 // The gRPC server: addresses, services, health and reflection, from the first listen to the last stream's end.
 #pragma once
 
+#include <grpcpp/resource_quota.h>
 #include <grpcpp/server.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,7 +15,7 @@
 #include "server/metrics.h"
 #include "server/rpc/engine_slot.h"
 #include "server/rpc/message_limits.h"
-#include "server/rpc/shard_streams.h"
+#include "server/rpc/open_streams.h"
 
 namespace shardmlp {
 
@@ -39,9 +41,12 @@ class RpcServer {
   const std::vector<std::string>& addresses() const { return addresses_; }
   // Serves `engine`, which must outlive the server.
   void Serve(Engine& engine);
+  // Messages under way may take `bytes` of all connections together; no bound until this is called. Beyond it gRPC ends
+  // whichever streams and connections it likes, so it is there to keep the process alive and not for daily use.
+  void BoundMessages(int64_t bytes) { quota_.Resize(static_cast<size_t>(bytes)); }
   // What health answers.
   void SetHealth(bool serving);
-  // Waits until no shard stream is open; false where some are at `deadline`.
+  // Waits until no stream is open; false where some are at `deadline`.
   bool AwaitIdle(absl::Time deadline) { return streams_.AwaitNone(deadline); }
   // Ends every stream with `status`, takes no more, and returns when every rpc is over; those that are not at
   // `deadline` are cut. Rpcs that wait in the engine end when it shuts down, which comes first.
@@ -49,7 +54,8 @@ class RpcServer {
 
  private:
   EngineSlot engine_;
-  ShardStreams streams_;
+  OpenStreams streams_;
+  grpc::ResourceQuota quota_{"shardmlp"};
   std::vector<std::unique_ptr<grpc::Service>> services_;
   std::unique_ptr<grpc::Server> server_;
   std::vector<std::string> addresses_;

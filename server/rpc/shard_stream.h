@@ -1,9 +1,9 @@
 // One Forward or Backward stream: shards in, results out, both at once. The only reactor of the data path.
 //
 // Three parties tell a stream things at any time and from any thread: gRPC (a read or write ended, the client is gone),
-// the engine (room, results, the outcome), and ShardStreams (stop, stalled). Each only notes its fact under the mutex.
+// the engine (room, results, the outcome), and OpenStreams (stop, stalled). Each only notes its fact under the mutex.
 // Then one thread at a time, the driver, acts on the facts with no lock held: it alone reads from and writes to gRPC,
-// and it alone calls the engine. gRPC's threads drive at once; the device thread never drives, but has ShardStreams'
+// and it alone calls the engine. gRPC's threads drive at once; the device thread never drives, but has OpenStreams'
 // thread do it. So nothing the client does can hold up the device, and the order of any two actions is plain.
 //
 // Memory: at most one received message (while the engine has no room for it no other is read, and HTTP/2's flow control
@@ -28,9 +28,9 @@
 #include "server/metrics.h"
 #include "server/rpc/engine_slot.h"
 #include "server/rpc/message_limits.h"
+#include "server/rpc/open_streams.h"
 #include "server/rpc/rpc_record.h"
 #include "server/rpc/shard_receiver.h"
-#include "server/rpc/shard_streams.h"
 
 namespace shardmlp {
 
@@ -38,12 +38,13 @@ namespace shardmlp {
 struct ShardStreamContext {
   const EngineSlot& engine;
   const MessageLimits limits;
-  ShardStreams& streams;
+  OpenStreams& streams;
   Metrics& metrics;
 };
 
 class ShardStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                           public CallSink,
+                          public OpenStream,
                           public std::enable_shared_from_this<ShardStream> {
  public:
   // Starts a stream that `context.streams` keeps until gRPC is done with it.
@@ -63,10 +64,9 @@ class ShardStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   void OnResult(CallResult result) override;
   void OnFinished(absl::StatusOr<CallSummary> summary) override;
 
-  // Ends the stream with `status`, unless it has ended.
-  void Stop(const absl::Status& status);
-  // Stops a stream that has waited for its client for too long.
-  void CheckStall(absl::Time now);
+  // OpenStream's.
+  void Stop(const absl::Status& status) override;
+  void CheckStall(absl::Time now) override;
   // Acts on what was noted, unless another thread does.
   void Drive();
 

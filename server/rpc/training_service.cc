@@ -19,10 +19,10 @@ RpcMetrics& TrainingService::Method(const char* name) {
   return metrics_.ForMethod(v1::Training::service_full_name(), name, RpcKind::kUnary);
 }
 
-grpc::ServerUnaryReactor* TrainingService::OpenSession(grpc::CallbackServerContext* context,
+grpc::ServerUnaryReactor* TrainingService::OpenSession(grpc::CallbackServerContext* /*context*/,
                                                        const v1::OpenSessionRequest* request,
                                                        v1::OpenSessionResponse* response) {
-  return AnswerNow({context, metrics_, open_session_}, [&]() -> absl::Status {
+  return AnswerNow({metrics_, open_session_}, [&]() -> absl::Status {
     SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get());
     SHARDMLP_ASSIGN_OR_RETURN(const SessionSpec spec, FromProto(*request));
     SHARDMLP_ASSIGN_OR_RETURN(const SessionGrant grant, engine->OpenSession(spec));
@@ -31,10 +31,10 @@ grpc::ServerUnaryReactor* TrainingService::OpenSession(grpc::CallbackServerConte
   });
 }
 
-grpc::ServerUnaryReactor* TrainingService::RenewSession(grpc::CallbackServerContext* context,
+grpc::ServerUnaryReactor* TrainingService::RenewSession(grpc::CallbackServerContext* /*context*/,
                                                         const v1::RenewSessionRequest* request,
                                                         v1::RenewSessionResponse* response) {
-  return AnswerNow({context, metrics_, renew_session_}, [&]() -> absl::Status {
+  return AnswerNow({metrics_, renew_session_}, [&]() -> absl::Status {
     SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get());
     SHARDMLP_ASSIGN_OR_RETURN(const StepPosition position, engine->RenewSession(request->session_id()));
     Fill(position, *response->mutable_position());
@@ -42,19 +42,19 @@ grpc::ServerUnaryReactor* TrainingService::RenewSession(grpc::CallbackServerCont
   });
 }
 
-grpc::ServerUnaryReactor* TrainingService::CloseSession(grpc::CallbackServerContext* context,
+grpc::ServerUnaryReactor* TrainingService::CloseSession(grpc::CallbackServerContext* /*context*/,
                                                         const v1::CloseSessionRequest* request,
                                                         v1::CloseSessionResponse* /*response*/) {
-  return AnswerNow({context, metrics_, close_session_}, [&]() -> absl::Status {
+  return AnswerNow({metrics_, close_session_}, [&]() -> absl::Status {
     SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get());
     return engine->CloseSession(request->session_id());
   });
 }
 
-grpc::ServerUnaryReactor* TrainingService::SealStep(grpc::CallbackServerContext* context,
+grpc::ServerUnaryReactor* TrainingService::SealStep(grpc::CallbackServerContext* /*context*/,
                                                     const v1::SealStepRequest* request,
                                                     v1::SealStepResponse* response) {
-  const UnaryReply reply(context, metrics_, seal_step_);
+  const UnaryReply reply(metrics_, seal_step_);
   return AnswerLater(reply, [&]() -> absl::Status {
     SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get());
     SHARDMLP_ASSIGN_OR_RETURN(const SealSpec spec, FromProto(*request));
@@ -63,10 +63,10 @@ grpc::ServerUnaryReactor* TrainingService::SealStep(grpc::CallbackServerContext*
   });
 }
 
-grpc::ServerUnaryReactor* TrainingService::CommitStep(grpc::CallbackServerContext* context,
+grpc::ServerUnaryReactor* TrainingService::CommitStep(grpc::CallbackServerContext* /*context*/,
                                                       const v1::CommitStepRequest* request,
                                                       v1::CommitStepResponse* response) {
-  const UnaryReply reply(context, metrics_, commit_step_);
+  const UnaryReply reply(metrics_, commit_step_);
   return AnswerLater(reply, [&]() -> absl::Status {
     SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get());
     SHARDMLP_ASSIGN_OR_RETURN(const CommitSpec spec, FromProto(*request));
@@ -76,10 +76,10 @@ grpc::ServerUnaryReactor* TrainingService::CommitStep(grpc::CallbackServerContex
   });
 }
 
-grpc::ServerUnaryReactor* TrainingService::DiscardStep(grpc::CallbackServerContext* context,
+grpc::ServerUnaryReactor* TrainingService::DiscardStep(grpc::CallbackServerContext* /*context*/,
                                                        const v1::DiscardStepRequest* request,
                                                        v1::DiscardStepResponse* response) {
-  const UnaryReply reply(context, metrics_, discard_step_);
+  const UnaryReply reply(metrics_, discard_step_);
   return AnswerLater(reply, [&]() -> absl::Status {
     SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get());
     SHARDMLP_ASSIGN_OR_RETURN(const DiscardSpec spec, FromProto(*request));

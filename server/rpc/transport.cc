@@ -5,11 +5,17 @@
 namespace shardmlp {
 namespace {
 
+constexpr int kMaxStreams = 100;  // of a connection; a client holds back those beyond
+// Reflection alone, of all services, has a thread for each of its streams.
+constexpr int kMaxThreads = 16;
+
 int Milliseconds(absl::Duration duration) { return static_cast<int>(absl::ToInt64Milliseconds(duration)); }
 
 }  // namespace
 
-void SetTransport(const MessageLimits& limits, grpc::ServerBuilder& builder) {
+void SetTransport(const MessageLimits& limits, grpc::ResourceQuota& quota, grpc::ServerBuilder& builder) {
+  builder.SetResourceQuota(quota.SetMaxThreads(kMaxThreads));
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
   // The streams themselves refuse a message above the limit, with a reason; gRPC cuts what is far above it.
   builder.SetMaxReceiveMessageSize(static_cast<int>(2 * limits.max_message_bytes));
   // Two servers that shared a port would each get some of the connections.

@@ -4,40 +4,71 @@
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <memory>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "server/engine/engine.h"
 #include "server/rpc/rpc_record.h"
 
 namespace shardmlp {
 
-// A cheap copy; of all copies one is finished, once, from any thread. gRPC keeps request and response until then.
+// A cheap copy; of all copies one is finished, once, from any thread. gRPC keeps request and response until then, or
+// until the client cancels: that finishes it too, and what the engine answers later is dropped.
 class UnaryReply {
  public:
-  UnaryReply(grpc::CallbackServerContext* context, Metrics& metrics, RpcMetrics& method)
-      : reactor_(context->DefaultReactor()), record_(metrics, method) {}
+  UnaryReply(Metrics& metrics, RpcMetrics& method) : reactor_(std::make_shared<Reactor>(RpcRecord(metrics, method))) {
+    reactor_->self = reactor_;
+  }
 
   // What the service's method returns to gRPC.
-  grpc::ServerUnaryReactor* reactor() const { return reactor_; }
+  grpc::ServerUnaryReactor* reactor() const { return reactor_.get(); }
 
   // The response is sent where `status` is OK.
-  void Finish(const absl::Status& status) const { reactor_->Finish(record_.End(status)); }
+  void Finish(const absl::Status& status) const {
+    reactor_->End(status, [] {});
+  }
 
   // Finishes with what the engine answers, which `fill` puts into the response.
   template <typename T, typename FillResponse>
   Done<T> FinishWith(FillResponse fill) const {
-    return [reply = *this, fill](absl::StatusOr<T> result) {
-      if (result.ok()) fill(*result);
-      reply.Finish(result.status());
+    return [reactor = reactor_, fill](absl::StatusOr<T> result) {
+      reactor->End(result.status(), [&] {
+        if (result.ok()) fill(*result);
+      });
     };
   }
 
  private:
-  grpc::ServerUnaryReactor* reactor_;
-  RpcRecord record_;
+  // Owns itself until gRPC is done with it.
+  struct Reactor final : grpc::ServerUnaryReactor {
+    explicit Reactor(const RpcRecord& record) : record(record) {}
+
+    // The first end counts. The response is there until it.
+    void End(const absl::Status& status, absl::FunctionRef<void()> fill) {
+      {
+        absl::MutexLock lock(&mutex);
+        if (std::exchange(ended, true)) return;
+        fill();
+      }
+      Finish(record.End(status));
+    }
+    void OnCancel() override {
+      End(Error(absl::StatusCode::kCancelled, Reason::kCancelled, "the client cancelled the call or went away"), [] {});
+    }
+    void OnDone() override { self = nullptr; }
+
+    const RpcRecord record;
+    std::shared_ptr<Reactor> self;
+    absl::Mutex mutex;
+    bool ended ABSL_GUARDED_BY(mutex) = false;
+  };
+
+  std::shared_ptr<Reactor> reactor_;
 };
 
 // Answers with what `body` returns, having filled the response.

@@ -42,7 +42,8 @@ int RunServers(int until, int to) {
 
   EchoService echo;
   grpc::ServerBuilder builder;
-  SetTransport({}, builder);
+  grpc::ResourceQuota quota("echo");
+  SetTransport({}, quota, builder);
   int port = 0;
   builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
   builder.RegisterCallbackGenericService(&echo);

@@ -137,9 +137,10 @@ CallRig::CallRig(Pass pass, int64_t row_count, int64_t tile_rows, bool input_gra
       spec(SpecOf(pass, row_count, input_gradient, layer)),
       x(RandomDense(std::min<int64_t>(row_count, 1000), kHidden, 1)),
       dy(RandomDense(x.rows, kOutput, 2)),
-      lanes(LanePool::Create(MakeCpuBackend({.threads = 1}).value(), {layer}, tile_rows, 1).value()),
+      lanes(LanePool::Create(MakeCpuBackend({.threads = 1}).value(), {layer}, tile_rows, 1, 1).value()),
       sink(spec.result_cols()),
-      call(std::make_shared<TileCall>(*host, sink, metrics, spec, lanes->Acquire().value(), tile_rows)) {}
+      call(std::make_shared<TileCall>(*host, sink, metrics, spec, lanes->Acquire(SessionRole::kTrain).value(),
+                                      tile_rows)) {}
 
 CallRig::~CallRig() {
   if (host != nullptr) call->Cancel();

@@ -120,6 +120,34 @@ TEST_F(EngineCallsTest, NoMoreCallsThanLanesAndOneMoreOnceOneIsOver) {
   EXPECT_EQ(engine_->open_call_count(), 7);
 }
 
+TEST_F(EngineCallsTest, ReadersThatTakeAllTheyCanGetLeaveATrainerItsSessionAndItsCalls) {
+  EngineOptions options = TilesOf(4, model_);
+  options.max_session_count = 8;
+  const TestEngine engine(model_, options);
+  std::vector<std::unique_ptr<Trainer>> readers;
+  for (int i = 0; i < 4; ++i) readers.push_back(std::make_unique<Trainer>(*engine, 0, 1, SessionRole::kRead));
+  EXPECT_TRUE(Fails(engine->OpenSession({"", SessionRole::kRead, 0, 0}), absl::StatusCode::kResourceExhausted,
+                    Reason::kTooManySessions));
+  std::vector<std::unique_ptr<RunningCall>> calls;
+  for (const auto& reader : readers) calls.push_back(reader->Start(reader->ForwardHeader(0, kRows), x_));
+  EXPECT_TRUE(Fails(RunningCall::Forward(*engine, readers[0]->ForwardHeader(0, kRows), x_),
+                    absl::StatusCode::kResourceExhausted, Reason::kOverloaded, {"all 4 calls that readers"}));
+  Trainer trainer(*engine);
+  for (int i = 0; i < 4; ++i) calls.push_back(trainer.Start(trainer.ForwardHeader(0, kRows), x_));
+  ASSERT_TRUE(Succeeds(calls.back()->SendAll()));
+  EXPECT_TRUE(Succeeds(calls.back()->Wait()));
+}
+
+TEST_F(EngineCallsTest, AFrozenServersReadersMayTakeAll) {
+  EngineOptions options = TilesOf(4, model_);
+  options.frozen = true;
+  options.max_session_count = 1;
+  options.max_call_count = 1;
+  const TestEngine engine(model_, options);
+  Trainer reader(*engine, 0, 1, SessionRole::kRead);
+  EXPECT_LE(RelativeDifference(reader.Forward(0, x_), NaiveForward(model_.layers()[0], x_)), 1e-12);
+}
+
 TEST_F(EngineCallsTest, ACallThatHasEndedMakesRoomEvenWhereItIsKept) {
   std::vector<std::unique_ptr<RunningCall>> ended;
   for (int i = 0; i < 3 * 8; ++i) {

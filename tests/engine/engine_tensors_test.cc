@@ -2,10 +2,13 @@
 #include <xxhash.h>
 
 #include <cmath>
+#include <memory>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/bytes.h"
+#include "tests/engine/lazy_device.h"
 #include "tests/engine/outcome.h"
 #include "tests/engine/trainer.h"
 #include "tests/kernels/layer.h"
@@ -66,6 +69,28 @@ TEST(EngineTensorsTest, ChecksumsAreOfTheBytesThatAreRead) {
     const std::string bytes = Encode(PartOf(tensor, model.layers()[(tensor.layer - 10) / 3]), DType::kF64);
     EXPECT_EQ((*checksums)[i], XXH3_64bits(bytes.data(), bytes.size())) << tensor.name;
   }
+}
+
+TEST(EngineTensorsTest, ChecksumsAreComputedOnceForEachWeights) {
+  const TinyModel model({OddMlp()});
+  auto lazy = std::make_unique<LazyDevice>();
+  const LazyDevice& device = *lazy;
+  const TestEngine engine(model, TilesOf(4, model), std::move(lazy));
+  const auto checksums = [&] {
+    Reply<std::vector<uint64_t>> reply;
+    engine->Checksums(reply.done());
+    return reply.Wait().value();
+  };
+  const std::vector<uint64_t> first = checksums();
+  const int64_t allocated = device.allocation_count();  // each tensor that is read takes a buffer
+  EXPECT_EQ(checksums(), first);
+  EXPECT_EQ(device.allocation_count(), allocated) << "they were computed again";
+  Trainer trainer(*engine);
+  trainer.Backward(0, RandomDense(4, 13, 1), RandomDense(4, 7, 2));
+  ASSERT_TRUE(Succeeds(trainer.Seal()));
+  ASSERT_TRUE(Succeeds(trainer.Commit()));
+  const std::vector<uint64_t> second = checksums();
+  for (size_t i = 0; i < second.size(); ++i) EXPECT_NE(second[i], first[i]) << model.spec().tensors[i].name;
 }
 
 TEST(EngineTensorsTest, EachTensorGetsItsOwnHyperparametersScaleAndUpdateCount) {

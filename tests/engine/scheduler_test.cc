@@ -71,6 +71,16 @@ class SchedulerTest : public ::testing::Test {
         [this, name](const absl::Status& turn) { log_.Add(turn.ok() ? name : absl::StrCat("refuse ", name)); });
   }
 
+  void TensorJob(
+      const std::string& name, absl::AnyInvocable<void()> on_run = [] {}) {
+    ++tensor_jobs_;
+    scheduler_->SubmitTensorJob([this, name, on_run = std::move(on_run)](const absl::Status& turn) mutable {
+      log_.Add(turn.ok() ? name : absl::StrCat("refuse ", name));
+      on_run();
+      --tensor_jobs_;
+    });
+  }
+
   // Keeps the device thread busy until Go, so that what is submitted meanwhile is all there when it chooses.
   void Hold() {
     scheduler_->SubmitControl([this](const absl::Status&) { go_.WaitForNotification(); });
@@ -81,7 +91,7 @@ class SchedulerTest : public ::testing::Test {
     return Idle();
   }
   std::vector<std::string> Idle() {
-    while (scheduler_->queued_tile_count() > 0) std::this_thread::yield();
+    while (tensor_jobs_ > 0 || scheduler_->queued_tile_count() > 0) std::this_thread::yield();
     // A control job runs when no tile is in flight.
     absl::Notification idle;
     scheduler_->SubmitControl([&](const absl::Status&) { idle.Notify(); });
@@ -91,6 +101,7 @@ class SchedulerTest : public ::testing::Test {
 
   Log log_;
   absl::Notification go_;
+  std::atomic<int> tensor_jobs_ = 0;      // that have not run
   std::unique_ptr<Scheduler> scheduler_;  // last, so that it stops first
 };
 
@@ -147,6 +158,42 @@ TEST_F(SchedulerTest, ControlJobsGoAheadOfTilesInTheirOwnOrder) {
   EXPECT_THAT(Go(), ElementsAre("sum", "apply", "start a", "start b", "finish a", "finish b"));
 }
 
+TEST_F(SchedulerTest, TensorJobsTakeTurnsWithTheTilesHoweverManyThereAre) {
+  Start(1);
+  Hold();
+  for (const char* name : {"read 1", "read 2", "read 3"}) TensorJob(name);
+  for (const char* name : {"a1", "a2"}) Tile(1, name);
+  Tile(2, "b1");
+  EXPECT_THAT(Go(), ElementsAre("read 1", "start a1", "finish a1", "start b1", "finish b1", "read 2", "start a2",
+                                "finish a2", "read 3"));
+}
+
+TEST_F(SchedulerTest, ATileThatComesLaterWaitsForOneTensorJob) {
+  Start(1);
+  Hold();
+  TensorJob("read 1", [this] { Tile(1, "a"); });
+  for (const char* name : {"read 2", "read 3"}) TensorJob(name);
+  EXPECT_THAT(Go(), ElementsAre("read 1", "read 2", "start a", "finish a", "read 3"));
+}
+
+TEST_F(SchedulerTest, ControlJobsGoAheadOfTensorJobs) {
+  Start(1);
+  Hold();
+  TensorJob("read");
+  Tile(1, "a");
+  Control("sum");
+  EXPECT_THAT(Go(), ElementsAre("sum", "read", "start a", "finish a"));
+}
+
+TEST_F(SchedulerTest, ATensorJobRunsWhileNoTileIsInFlight) {
+  Start(2);
+  Hold();
+  Tile(1, "a");
+  TensorJob("read");
+  Tile(1, "b");
+  EXPECT_THAT(Go(), ElementsAre("start a", "finish a", "read", "start b", "finish b"));
+}
+
 TEST_F(SchedulerTest, AControlJobRunsWhileNoTileIsInFlight) {
   Start(2);
   Hold();
@@ -192,11 +239,13 @@ TEST_F(StoppingTest, WhatHasStartedIsFinishedAndTheRestIsDroppedOrRefused) {
   Tile(1, "b");
   Tile(2, "c");
   Control("sum");
+  TensorJob("read");
   std::thread stopper = StopMeanwhile();
   EXPECT_THAT(log_.lines(), ElementsAre("start a"));
   go_.Notify();
   stopper.join();
-  EXPECT_THAT(log_.lines(), ::testing::UnorderedElementsAre("start a", "finish a", "refuse sum", "drop b", "drop c"));
+  EXPECT_THAT(log_.lines(),
+              ::testing::UnorderedElementsAre("start a", "finish a", "refuse sum", "refuse read", "drop b", "drop c"));
   EXPECT_EQ(scheduler_->queued_tile_count(), 0);
 }
 

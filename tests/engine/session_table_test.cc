@@ -12,7 +12,9 @@ namespace {
 constexpr absl::Duration kLease = absl::Seconds(30);
 const absl::Time kStart = absl::FromUnixSeconds(1'000'000);
 
-SessionTable::Limits Limits(int64_t max_sessions = 256, bool frozen = false) { return {max_sessions, kLease, frozen}; }
+SessionTable::Limits Limits(int64_t max_sessions = 256, bool frozen = false) {
+  return {max_sessions, kLease, frozen, frozen ? max_sessions : max_sessions / 2};
+}
 
 SessionSpec Trainer(int rank, int count, const std::string& run = "run") {
   return {run, SessionRole::kTrain, count, rank};
@@ -132,13 +134,23 @@ TEST(SessionTableTest, AFrozenServerTakesAnyNumberOfRuns) {
 }
 
 TEST(SessionTableTest, NoMoreSessionsThanMayBeOpen) {
-  SessionTable table(Limits(2));
+  SessionTable table(Limits(2, /*frozen=*/true));
   const int64_t id = table.Open(Reader(), kStart).value();
   ASSERT_TRUE(Succeeds(table.Open(Reader(), kStart)));
   EXPECT_TRUE(
       Fails(table.Open(Reader(), kStart), absl::StatusCode::kResourceExhausted, Reason::kTooManySessions, {"2"}));
   table.Close(id);
   EXPECT_TRUE(Succeeds(table.Open(Reader(), kStart)));
+}
+
+TEST(SessionTableTest, ReadersLeaveTrainersTheirHalf) {
+  SessionTable table(Limits(4));
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(Succeeds(table.Open(Reader(), kStart)));
+  EXPECT_TRUE(Fails(table.Open(Reader(), kStart), absl::StatusCode::kResourceExhausted, Reason::kTooManySessions,
+                    {"all 2 read sessions", "4"}));
+  for (int rank = 0; rank < 2; ++rank) EXPECT_TRUE(Succeeds(table.Open(Trainer(rank, 3), kStart)));
+  EXPECT_TRUE(Fails(table.Open(Trainer(2, 3), kStart), absl::StatusCode::kResourceExhausted, Reason::kTooManySessions,
+                    {"all 4 sessions"}));
 }
 
 TEST(SessionTableTest, WhatIsOutOfRangeIsNamed) {

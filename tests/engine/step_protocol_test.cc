@@ -73,7 +73,6 @@ TEST_F(StepTest, ASealWaitsForATrainerThatIsNotConnectedYet) {
   const SealAnswer first = Seal(1);
   EXPECT_THAT(device_.asked, IsEmpty());
   Connect(2, 2);  // the second; the first is there already
-  Seal(1);
   Seal(2);
   Sum();
   EXPECT_TRUE(Succeeds(first->result));
@@ -103,15 +102,33 @@ TEST_F(StepTest, RowsOfOneTrainerDoNotMakeUpForAnothers) {
                     {"sent 4, counted 0"}));
 }
 
+::testing::AssertionResult IsReplaced(const std::shared_ptr<Answer<SealResult>>& seal) {
+  return Fails(seal->result, absl::StatusCode::kCancelled, Reason::kCancelled, {"later seal of session 1"});
+}
+
+TEST_F(StepTest, OneSealOfASessionWaitsHoweverOftenItIsSent) {
+  Connect(2, 2);
+  std::vector<SealAnswer> seals;
+  for (int i = 0; i < 100; ++i) seals.push_back(Seal(1));
+  const SealAnswer last = seals.back();
+  seals.pop_back();
+  for (const SealAnswer& seal : seals) EXPECT_TRUE(IsReplaced(seal));
+  EXPECT_EQ(last->count, 0);
+  const SealAnswer second = Seal(2);
+  Sum();
+  EXPECT_TRUE(Succeeds(last->result));
+  EXPECT_TRUE(Succeeds(second->result)) << "another session's seal replaces none";
+}
+
 TEST_F(StepTest, ASealMayBeRepeatedAtAnyTime) {
   Connect(2, 2);
   ASSERT_TRUE(Succeeds(Add(1, 4)));
   const StepPosition at = step_.position();
   const LayerRows rows = {{0, 4}};
   const SealAnswer waiting = Seal(1, rows);
-  const SealAnswer waiting_too = Seal(1, rows);
   Seal(2);
   const SealAnswer summing = Seal(1, rows);
+  EXPECT_TRUE(IsReplaced(waiting));
   EXPECT_THAT(device_.asked, ElementsAre("sum"));
   Sum();
   const SealAnswer sealed = Seal(1, rows);
@@ -119,7 +136,7 @@ TEST_F(StepTest, ASealMayBeRepeatedAtAnyTime) {
   const SealAnswer applying = Seal(1, rows);
   Apply();
   const SealAnswer committed = Seal(1, rows, at);
-  for (const SealAnswer& seal : {waiting, waiting_too, summing, sealed, applying, committed}) {
+  for (const SealAnswer& seal : {summing, sealed, applying, committed}) {
     EXPECT_EQ(seal->count, 1);
     ASSERT_TRUE(Succeeds(seal->result));
     EXPECT_THAT(seal->result->tensor_sums_of_squares, ElementsAre(4, 9));

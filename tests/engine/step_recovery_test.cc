@@ -166,25 +166,25 @@ TEST_F(LeavingTest, ADecidedStepIsAppliedWhoeverIsLeft) {
 }
 
 TEST_F(StepTest, SealsThatWaitTooLongNameWhoIsMissing) {
-  Connect(2, 3);
+  Connect(3, 4);
   const SealAnswer early = Seal(1);
   now_ += kSealTimeout / 2;
-  const SealAnswer late = Seal(1);
+  const SealAnswer late = Seal(2);
   now_ += kSealTimeout / 2 - absl::Nanoseconds(1);
   Expire();
   EXPECT_EQ(early->count, 0);
   now_ += absl::Nanoseconds(1);
   Expire();
   EXPECT_TRUE(Fails(early->result, absl::StatusCode::kUnavailable, Reason::kTrainerMissing,
-                    {"5m", "rank 1, rank 2 (not connected)"}));
+                    {"5m", "rank 2, rank 3 (not connected)"}));
   EXPECT_EQ(late->count, 0) << "each waits its own time";
   now_ += kSealTimeout;
   Expire();
   EXPECT_EQ(early->count, 1);
   EXPECT_EQ(late->count, 1);
   // Nothing was lost: the others may still seal, and the first asks again.
-  Connect(3, 3);
-  for (int64_t session = 1; session <= 3; ++session) Seal(session);
+  Connect(4, 4);
+  for (int64_t session = 1; session <= 4; ++session) Seal(session);
   Sum();
   EXPECT_TRUE(Succeeds(Seal(1)->result));
 }

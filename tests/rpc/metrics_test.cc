@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -81,23 +82,61 @@ TEST(MetricsTest, RpcsAreCountedAsStockDashboardsExpect) {
   }
 }
 
+// A connection to /metrics on loopback.
+class Scraper {
+ public:
+  explicit Scraper(int port) : socket_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(connect(socket_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  }
+  ~Scraper() { close(socket_); }
+  Scraper(const Scraper&) = delete;
+  Scraper& operator=(const Scraper&) = delete;
+
+  void Send(const std::string& bytes) const {
+    EXPECT_EQ(write(socket_, bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+  }
+  // All that comes until the server closes.
+  std::string Receive() const {
+    std::string answer;
+    char buffer[4096];
+    for (ssize_t count; (count = read(socket_, buffer, sizeof(buffer))) > 0;) answer.append(buffer, count);
+    return answer;
+  }
+  // Neither answered nor closed so far.
+  bool waiting() const {
+    char byte;
+    return recv(socket_, &byte, 1, MSG_DONTWAIT | MSG_PEEK) < 0 && errno == EAGAIN;
+  }
+
+ private:
+  const int socket_;
+};
+
+constexpr char kScrape[] = "GET /metrics HTTP/1.0\r\n\r\n";
+
+TEST(MetricsTest, ConnectionsThatAskForNothingHoldUpNoScrape) {
+  Metrics metrics;
+  const auto port = metrics.Expose("127.0.0.1:0");
+  ASSERT_TRUE(port.ok()) << port.status();
+  const Scraper idle(*port), begun(*port), scraper(*port);
+  begun.Send("GET /metr");
+  scraper.Send(kScrape);
+  EXPECT_THAT(scraper.Receive(), HasSubstr("200 OK"));
+  EXPECT_TRUE(idle.waiting() && begun.waiting()) << "the scrape had to wait until the others were closed";
+}
+
 TEST(MetricsTest, TheEndpointServesTheSameText) {
   Metrics metrics;
   metrics.SetStep(41, 0);
   const auto port = metrics.Expose("127.0.0.1:0");
   ASSERT_TRUE(port.ok()) << port.status();
-  const int client = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(*port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  ASSERT_EQ(connect(client, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
-  const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
-  ASSERT_EQ(write(client, request.data(), request.size()), static_cast<ssize_t>(request.size()));
-  std::string answer;
-  char buffer[4096];
-  for (ssize_t count; (count = read(client, buffer, sizeof(buffer))) > 0;) answer.append(buffer, count);
-  close(client);
+  const Scraper scraper(*port);
+  scraper.Send(kScrape);
+  const std::string answer = scraper.Receive();
   EXPECT_NE(answer.find("200 OK"), std::string::npos);
   EXPECT_NE(answer.find("\nshardmlp_step 41\n"), std::string::npos);
   EXPECT_NE(answer.find("\nprocess_resident_memory_bytes "), std::string::npos);

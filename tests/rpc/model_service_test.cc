@@ -1,4 +1,9 @@
 // The model, its tensors and checkpoints over gRPC.
+#include <thread>
+
+#include "absl/synchronization/blocking_counter.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "kernels/matrix.h"
 #include "shardmlp/v1/model.grpc.pb.h"
 #include "tests/rpc/service_test.h"
@@ -18,7 +23,7 @@ constexpr int64_t kColumns = 1000;  // of bf16: 2000 bytes a row, 524 rows in a 
 
 class ModelServiceTest : public ServiceTest<v1::Model> {
  protected:
-  ModelServiceTest() {
+  explicit ModelServiceTest(const RpcServerOptions& options = {}) : ServiceTest(options) {
     spec_.model_type = "gpt2";
     spec_.dtype = DType::kBF16;
     LayerSpec& layer = spec_.layers.emplace_back();
@@ -188,6 +193,94 @@ TEST_F(ModelServiceTest, AReaderThatGoesAwayEndsTheRead) {
   }
   std::vector<v1::ReadTensorResponse> chunks;
   EXPECT_TRUE(ReadTensor("matrix", chunks).ok());
+}
+
+TEST_F(ModelServiceTest, NoMoreTensorsAreReadAtOnceThanMayBe) {
+  constexpr int kMost = 16;
+  absl::BlockingCounter reading(kMost);
+  std::vector<Done<TensorRows>> held;
+  absl::Mutex mutex;
+  EXPECT_CALL(engine_, ReadTensor(1, _, _, _)).WillRepeatedly([&](int64_t, int64_t, int64_t, Done<TensorRows> done) {
+    {
+      absl::MutexLock lock(&mutex);
+      held.push_back(std::move(done));
+    }
+    reading.DecrementCount();
+  });
+  v1::ReadTensorRequest request;
+  request.set_name("vector");
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReader<v1::ReadTensorResponse>>> streams;
+  for (int i = 0; i < kMost; ++i) {
+    streams.push_back(stub_->ReadTensor(contexts.emplace_back(std::make_unique<grpc::ClientContext>()).get(), request));
+  }
+  reading.Wait();
+  std::vector<v1::ReadTensorResponse> chunks;
+  const absl::Status refused = ReadTensor("vector", chunks);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ReasonOf(refused), Reason::kOverloaded);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("all 16 tensors"));
+  for (auto& done : held) done(TensorRows{.bytes = std::string(kRows * 2, 'v'), .weights_version = 7});
+  for (const auto& stream : streams) {
+    for (v1::ReadTensorResponse chunk; stream->Read(&chunk);) continue;
+    EXPECT_TRUE(stream->Finish().ok());
+  }
+  ASSERT_TRUE(server_->AwaitIdle(absl::InfiniteFuture()));
+  EXPECT_CALL(engine_, ReadTensor(1, _, _, _)).WillOnce([](int64_t, int64_t, int64_t, Done<TensorRows> done) {
+    done(TensorRows{.bytes = std::string(kRows * 2, 'v'), .weights_version = 7});
+  });
+  EXPECT_TRUE(ReadTensor("vector", chunks).ok());
+}
+
+class StalledReaderTest : public ModelServiceTest {
+ protected:
+  StalledReaderTest() : ModelServiceTest({.stall_timeout = absl::Milliseconds(100)}) {}
+};
+
+TEST_F(StalledReaderTest, AReaderThatTakesNothingMoreIsEnded) {
+  AddTensor("endless", {1 << 30, kColumns});
+  EXPECT_CALL(engine_, ReadTensor(2, _, _, _))
+      .WillRepeatedly(
+          [](int64_t, int64_t begin, int64_t count, Done<TensorRows> done) { done(MatrixRows(begin, count, 7)); });
+  v1::ReadTensorRequest request;
+  request.set_name("endless");
+  grpc::ClientContext context;
+  const auto stream = stub_->ReadTensor(&context, request);
+  v1::ReadTensorResponse chunk;
+  ASSERT_TRUE(stream->Read(&chunk));
+  ASSERT_TRUE(server_->AwaitIdle(absl::InfiniteFuture()));
+  EXPECT_THAT(metrics_.Text(), HasSubstr("shardmlp_failures_total{reason=\"STALLED\"} 1\n"));
+  while (stream->Read(&chunk)) continue;
+  EXPECT_FALSE(stream->Finish().ok());
+}
+
+TEST_F(StalledReaderTest, AReadThatWaitsForABusyDeviceIsNotStalled) {
+  AddTensor("endless", {1 << 30, kColumns});
+  Done<TensorRows> held;
+  absl::Notification reading;
+  EXPECT_CALL(engine_, ReadTensor(1, _, _, _)).WillOnce([&](int64_t, int64_t, int64_t, Done<TensorRows> done) {
+    held = std::move(done);
+    reading.Notify();
+  });
+  EXPECT_CALL(engine_, ReadTensor(2, _, _, _))
+      .WillRepeatedly(
+          [](int64_t, int64_t begin, int64_t count, Done<TensorRows> done) { done(MatrixRows(begin, count, 7)); });
+  v1::ReadTensorRequest request;
+  request.set_name("vector");
+  grpc::ClientContext context, stalled_context;
+  const auto stream = stub_->ReadTensor(&context, request);
+  reading.WaitForNotification();
+  // Another reader stalls for the whole time-out meanwhile, which shows that it has passed.
+  request.set_name("endless");
+  const auto stalled = stub_->ReadTensor(&stalled_context, request);
+  while (metrics_.Text().find("shardmlp_failures_total{reason=\"STALLED\"} 1\n") == std::string::npos) {
+    std::this_thread::yield();
+  }
+  held(TensorRows{.bytes = std::string(kRows * 2, 'v'), .weights_version = 7});
+  v1::ReadTensorResponse chunk;
+  EXPECT_TRUE(stream->Read(&chunk));
+  EXPECT_FALSE(stream->Read(&chunk));
+  EXPECT_TRUE(stream->Finish().ok());
 }
 
 TEST_F(ModelServiceTest, CheckpointsAreSavedRestoredAndListed) {

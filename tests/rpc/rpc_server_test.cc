@@ -3,9 +3,15 @@
 
 #include <gmock/gmock.h>
 #include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <thread>
 
+#include "absl/synchronization/notification.h"
 #include "kernels/status.h"
 #include "proto/status_bridge.h"
 #include "tests/rpc/raw_call.h"
@@ -49,6 +55,42 @@ TEST_F(RpcServerTest, ReflectionListsTheServices) {
   for (const char* service : {"shardmlp.v1.Compute", "shardmlp.v1.Training", "shardmlp.v1.Model", "grpc.health.v1"}) {
     EXPECT_THAT(answer.messages.front(), testing::HasSubstr(service));
   }
+}
+
+TEST_F(RpcServerTest, ReflectionTakesNoMoreThreadsThanItMay) {
+  Start();
+  grpc::GenericStub stub(channel_);
+  grpc::CompletionQueue queue;
+  const auto await = [&] {
+    void* tag = nullptr;
+    bool ok = false;
+    queue.Next(&tag, &ok);
+    return ok;
+  };
+  const grpc::Slice list_services(std::string("\x3a\x00", 2));
+  std::vector<grpc::ClientContext> contexts(40);
+  std::vector<std::unique_ptr<grpc::GenericClientAsyncReaderWriter>> streams;
+  int answered = 0;
+  for (grpc::ClientContext& context : contexts) {
+    auto& stream = streams.emplace_back(
+        stub.PrepareCall(&context, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &queue));
+    stream->StartCall(nullptr);
+    await();
+    stream->Write(grpc::ByteBuffer(&list_services, 1), nullptr);
+    await();
+    grpc::ByteBuffer answer;
+    stream->Read(&answer, nullptr);
+    answered += await();  // and holds a thread until it is closed
+  }
+  EXPECT_GT(answered, 0);
+  EXPECT_LE(answered, 16);
+  for (size_t i = 0; i < streams.size(); ++i) {
+    contexts[i].TryCancel();
+    grpc::Status status;
+    streams[i]->Finish(&status, nullptr);
+    await();
+  }
+  ExpectUnharmed();
 }
 
 TEST_F(RpcServerTest, DrainingLetsOpenCallsEnd) {
@@ -121,6 +163,63 @@ TEST_F(RpcServerTest, ShutdownDoesNotWaitForAClientThatNeverReads) {
   EXPECT_FALSE(stream->Finish().ok());
 }
 
+TEST_F(RpcServerTest, AConnectionHasNoMoreStreamsThanMayBeOpen) {
+  constexpr int kMost = 100;
+  Start({.max_call_count = 2 * kMost});
+  const auto stub = Stub();
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReaderWriter<v1::ForwardRequest, v1::ForwardResponse>>> streams;
+  for (int i = 0; i < kMost; ++i) {
+    streams.push_back(stub->Forward(contexts.emplace_back(std::make_unique<grpc::ClientContext>()).get()));
+    ASSERT_TRUE(streams.back()->Write(ForwardHeader(4)));
+  }
+  engine_->AwaitOpenCalls(kMost);
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Milliseconds(300)));
+  EXPECT_EQ(stub->Forward(&context)->Finish().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED)
+      << "it was not held back, and refused for closing without a header";
+  streams.back()->WritesDone();
+  EXPECT_EQ(streams.back()->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  engine_->AwaitOpenCalls(kMost - 1);
+  EXPECT_EQ(Forward(ForwardCall(4, 1)).rows, Rows(0, 4)) << "there is room for one again";
+  for (const auto& open : contexts) open->TryCancel();
+  for (size_t i = 0; i + 1 < streams.size(); ++i) EXPECT_FALSE(streams[i]->Finish().ok());
+}
+
+TEST_F(RpcServerTest, MessagesThatNobodyTakesAreHeldWithinTheBound) {
+  constexpr int64_t kShardRows = (4 << 20) / kRowBytes;
+  constexpr int kStreams = 40;  // of 4 MiB that the engine has no room for, and as much behind it in the window
+  Start({.max_call_count = kStreams});
+  server_->BoundMessages(64 << 20);
+  engine_->HoldDevice();
+  const auto stub = Stub();
+  std::vector<grpc::ClientContext> contexts(kStreams);
+  std::vector<std::thread> clients;
+  absl::Notification cut;
+  std::atomic<bool> first = true;
+  for (grpc::ClientContext& context : contexts) {
+    clients.emplace_back([&] {
+      const auto stream = stub->Forward(&context);
+      v1::ForwardRequest shard = ForwardShard(0, kShardRows);
+      bool sending = stream->Write(ForwardHeader(1 << 30));
+      while (sending) {
+        sending = stream->Write(shard);
+        shard.mutable_shard()->set_row_offset(shard.shard().row_offset() + kShardRows);
+      }
+      if (first.exchange(false)) cut.Notify();
+      stream->Finish();
+    });
+  }
+  cut.WaitForNotification();
+  for (grpc::ClientContext& context : contexts) context.TryCancel();
+  for (std::thread& client : clients) client.join();
+  engine_->ReleaseDevice();
+  engine_->AwaitOpenCalls(0);
+  server_->BoundMessages(int64_t{1} << 30);
+  channel_ = grpc::CreateChannel(server_->addresses().front(), grpc::InsecureChannelCredentials());
+  ExpectUnharmed();
+}
+
 TEST_F(RpcServerTest, ATakenPortIsSaidSo) {
   Start();
   Metrics metrics;
@@ -129,6 +228,45 @@ TEST_F(RpcServerTest, ATakenPortIsSaidSo) {
   const auto second = RpcServer::Listen(options, metrics);
   EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(second.status().message()), testing::HasSubstr(server_->addresses().front()));
+}
+
+TEST_F(RpcServerTest, AUnixSocketWithALiveServerIsLeftToIt) {
+  const std::string path = testing::TempDir() + "/shardmlp-rpc-live.sock";
+  engine_ = std::make_unique<CopyEngine>();
+  RpcServerOptions options;
+  options.listen = {"unix:" + path};
+  server_ = RpcServer::Listen(options, metrics_).value();
+  server_->Serve(*engine_);
+  Metrics metrics;
+  for (const std::string& address : {"unix:" + path, "unix://" + path}) {
+    options.listen = {address};
+    const auto second = RpcServer::Listen(options, metrics);
+    EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable) << address;
+    EXPECT_THAT(std::string(second.status().message()), testing::HasSubstr(path + ": another server listens there"));
+  }
+  channel_ = grpc::CreateChannel("unix:" + path, grpc::InsecureChannelCredentials());
+  ExpectUnharmed();
+}
+
+TEST_F(RpcServerTest, TheSocketOfADeadServerIsReplaced) {
+  const std::string path = testing::TempDir() + "/shardmlp-rpc-dead.sock";
+  sockaddr_un name = {};
+  name.sun_family = AF_UNIX;
+  path.copy(name.sun_path, sizeof(name.sun_path) - 1);
+  unlink(path.c_str());
+  const int dead = socket(AF_UNIX, SOCK_STREAM, 0);
+  ASSERT_EQ(bind(dead, reinterpret_cast<const sockaddr*>(&name), sizeof(name)), 0);
+  ASSERT_EQ(listen(dead, 1), 0);
+  close(dead);  // which leaves the file
+  engine_ = std::make_unique<CopyEngine>();
+  RpcServerOptions options;
+  options.listen = {"unix:" + path};
+  auto server = RpcServer::Listen(options, metrics_);
+  ASSERT_TRUE(server.ok()) << server.status();
+  server_ = *std::move(server);
+  server_->Serve(*engine_);
+  channel_ = grpc::CreateChannel("unix:" + path, grpc::InsecureChannelCredentials());
+  ExpectUnharmed();
 }
 
 TEST_F(RpcServerTest, ListensOnSeveralAddressesAtOnce) {

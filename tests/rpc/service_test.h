@@ -18,8 +18,7 @@ namespace shardmlp {
 template <typename Service>
 class ServiceTest : public testing::Test {
  protected:
-  ServiceTest() {
-    RpcServerOptions options;
+  explicit ServiceTest(RpcServerOptions options = {}) {
     options.listen = {"127.0.0.1:0"};
     options.limits = {.max_message_bytes = 4 << 20, .preferred_shard_bytes = 123456};
     server_ = RpcServer::Listen(options, metrics_).value();

@@ -1,6 +1,7 @@
 // Sessions and steps over gRPC: every field reaches the engine, every answer and every reason comes back.
 #include <thread>
 
+#include "absl/synchronization/notification.h"
 #include "shardmlp/v1/training.grpc.pb.h"
 #include "tests/rpc/service_test.h"
 
@@ -94,6 +95,27 @@ TEST_F(TrainingServiceTest, SealStepAnswersWhenTheEngineDoes) {
   EXPECT_EQ(response.non_finite_origin(), "rank 0, layer 5, row 7");
   ASSERT_EQ(response.layers_size(), 1);
   EXPECT_EQ(response.layers(0).row_count(), 300);
+}
+
+TEST_F(TrainingServiceTest, ACancelledSealLetsGoThoughTheEngineHasNotAnswered) {
+  absl::Notification sealing;
+  Done<SealResult> done;
+  EXPECT_CALL(engine_, SealStep(_, _)).WillOnce([&](const SealSpec&, Done<SealResult> given) {
+    done = std::move(given);
+    sealing.Notify();
+  });
+  grpc::ClientContext context;
+  std::thread canceller([&] {
+    sealing.WaitForNotification();
+    context.TryCancel();
+  });
+  v1::SealStepResponse response;
+  EXPECT_EQ(stub_->SealStep(&context, v1::SealStepRequest(), &response).error_code(), grpc::StatusCode::CANCELLED);
+  canceller.join();
+  server_->Shutdown(absl::UnavailableError("going down"), absl::InfiniteFuture());  // waits for every rpc's end
+  EXPECT_THAT(metrics_.Text(), HasSubstr("grpc_server_handled_total{grpc_code=\"Canceled\",grpc_method=\"SealStep\","
+                                         "grpc_service=\"shardmlp.v1.Training\",grpc_type=\"unary\"} 1\n"));
+  done(SealResult{});  // too late, and no matter
 }
 
 TEST_F(TrainingServiceTest, ALayerNamedTwiceInASealIsRefused) {

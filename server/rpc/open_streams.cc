@@ -1,4 +1,4 @@
-#include "server/rpc/shard_streams.h"
+#include "server/rpc/open_streams.h"
 
 #include <algorithm>
 #include <utility>
@@ -8,13 +8,13 @@
 
 namespace shardmlp {
 
-ShardStreams::ShardStreams(absl::Duration stall_timeout)
+OpenStreams::OpenStreams(absl::Duration stall_timeout)
     : stall_timeout_(stall_timeout),
       check_interval_(std::clamp(stall_timeout / 4, absl::Milliseconds(10), absl::Seconds(1))),
       loan_(nullptr, [returned = loans_returned_](std::nullptr_t) { returned->Notify(); }),
       thread_([this] { Run(); }) {}
 
-ShardStreams::~ShardStreams() {
+OpenStreams::~OpenStreams() {
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
@@ -22,7 +22,7 @@ ShardStreams::~ShardStreams() {
   thread_.join();
 }
 
-void ShardStreams::Add(std::shared_ptr<ShardStream> stream) {
+void OpenStreams::Add(std::shared_ptr<OpenStream> stream) {
   std::optional<absl::Status> ending;
   {
     absl::MutexLock lock(&mutex_);
@@ -32,18 +32,18 @@ void ShardStreams::Add(std::shared_ptr<ShardStream> stream) {
   if (ending.has_value()) stream->Stop(*ending);
 }
 
-void ShardStreams::Remove(const std::shared_ptr<ShardStream>& stream) {
+void OpenStreams::Remove(const std::shared_ptr<OpenStream>& stream) {
   absl::MutexLock lock(&mutex_);
   streams_.erase(stream);
 }
 
-void ShardStreams::Wake(std::shared_ptr<ShardStream> stream) {
+void OpenStreams::Wake(std::shared_ptr<ShardStream> stream) {
   absl::MutexLock lock(&mutex_);
   woken_.push_back(std::move(stream));
 }
 
-void ShardStreams::EndAll(const absl::Status& status) {
-  std::vector<std::shared_ptr<ShardStream>> streams;
+void OpenStreams::EndAll(const absl::Status& status) {
+  std::vector<std::shared_ptr<OpenStream>> streams;
   {
     absl::MutexLock lock(&mutex_);
     ending_ = status;
@@ -52,23 +52,23 @@ void ShardStreams::EndAll(const absl::Status& status) {
   for (const auto& stream : streams) stream->Stop(status);
 }
 
-bool ShardStreams::AwaitNone(absl::Time deadline) {
+bool OpenStreams::AwaitNone(absl::Time deadline) {
   absl::MutexLock lock(&mutex_);
   const auto none = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return streams_.empty(); };
   return mutex_.AwaitWithDeadline(absl::Condition(&none), deadline);
 }
 
-bool ShardStreams::AwaitLoans(absl::Time deadline) {
+bool OpenStreams::AwaitLoans(absl::Time deadline) {
   loan_.reset();
   return loans_returned_->WaitForNotificationWithDeadline(deadline);
 }
 
-void ShardStreams::Run() {
+void OpenStreams::Run() {
   const auto has_work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || !woken_.empty(); };
   absl::Time next_check = absl::Now() + check_interval_;
   while (true) {
     std::vector<std::shared_ptr<ShardStream>> woken;
-    std::vector<std::shared_ptr<ShardStream>> checked;
+    std::vector<std::shared_ptr<OpenStream>> checked;
     {
       absl::MutexLock lock(&mutex_);
       mutex_.AwaitWithDeadline(absl::Condition(&has_work), next_check);

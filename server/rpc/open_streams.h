@@ -1,4 +1,4 @@
-// The open shard streams of a server, and the one thread that acts for them where neither gRPC's threads nor the device
+// The open streams of a server, and the one thread that acts for them where neither gRPC's threads nor the device
 // thread may: after a wake-up by the engine, when a client stalls, and at shutdown.
 #pragma once
 
@@ -18,20 +18,30 @@ namespace shardmlp {
 
 class ShardStream;
 
+// A stream, as what ends it from outside sees it. Thread-safe.
+class OpenStream {
+ public:
+  virtual ~OpenStream() = default;
+  // Ends the stream with `status`, unless it has ended, as soon as its client takes what it is being sent.
+  virtual void Stop(const absl::Status& status) = 0;
+  // Ends a stream that has waited for its client for too long.
+  virtual void CheckStall(absl::Time now) = 0;
+};
+
 // Thread-safe. Calls a stream only while it holds no lock. Must outlive the gRPC server whose streams it keeps.
-class ShardStreams {
+class OpenStreams {
  public:
   // A stream that waits for its client for longer than `stall_timeout` is ended.
-  explicit ShardStreams(absl::Duration stall_timeout);
-  ~ShardStreams();
-  ShardStreams(const ShardStreams&) = delete;
-  ShardStreams& operator=(const ShardStreams&) = delete;
+  explicit OpenStreams(absl::Duration stall_timeout);
+  ~OpenStreams();
+  OpenStreams(const OpenStreams&) = delete;
+  OpenStreams& operator=(const OpenStreams&) = delete;
 
   absl::Duration stall_timeout() const { return stall_timeout_; }
 
   // Keeps `stream` until Remove.
-  void Add(std::shared_ptr<ShardStream> stream);
-  void Remove(const std::shared_ptr<ShardStream>& stream);
+  void Add(std::shared_ptr<OpenStream> stream);
+  void Remove(const std::shared_ptr<OpenStream>& stream);
   // Has the thread call stream->Drive() soon. Does not block.
   void Wake(std::shared_ptr<ShardStream> stream);
   // Ends every stream, and those that come later, with `status`.
@@ -52,7 +62,7 @@ class ShardStreams {
   const std::shared_ptr<absl::Notification> loans_returned_ = std::make_shared<absl::Notification>();
   std::shared_ptr<void> loan_;  // notifies when the last copy goes
   absl::Mutex mutex_;
-  std::unordered_set<std::shared_ptr<ShardStream>> streams_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_set<std::shared_ptr<OpenStream>> streams_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<ShardStream>> woken_ ABSL_GUARDED_BY(mutex_);
   std::optional<absl::Status> ending_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
