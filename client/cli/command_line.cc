@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
@@ -24,7 +25,7 @@ absl::Status Invalid(absl::string_view message) {
   return absl::InvalidArgumentError(absl::StrCat(message, "; --help tells more"));
 }
 
-void AddFlags(CLI::App& app, CommandLine& line) {
+void AddConnectionFlags(CLI::App& app, CommandLine& line) {
   app.add_option("--target", line.target, "host:port or unix:/path (default: localhost:50051).")->type_name("ADDRESS");
   const auto set_timeout = [&line](const std::string& text) {
     if (!absl::ParseDuration(text, &line.connect_timeout)) {
@@ -33,18 +34,23 @@ void AddFlags(CLI::App& app, CommandLine& line) {
   };
   app.add_option_function<std::string>("--connect-timeout", set_timeout, "How long to try to reach it (default: 10s).")
       ->type_name("TIME");
+}
+
+void AddInfoFlags(CLI::App& app, CommandLine& line) {
   app.add_flag("--json", line.json, "info: write JSON.")->check(CLI::IsMember({"true", "false"}).description(""));
+}
+
+void AddVerifyFlags(CLI::App& app, CommandLine& line) {
   app.add_option("--layers", line.layers, "verify: these layers (default: all).")->type_name("0-3,7");
   app.add_option("--rows", line.rows, "verify: rows a layer (default: 16).")
       ->type_name("N")
       ->check(CLI::Range(int64_t{1}, std::numeric_limits<int64_t>::max()).description(""));
 }
 
-void AddCheckpoint(CLI::App& app, CommandLine& line) {
-  CLI::App* const checkpoint = app.add_subcommand("checkpoint", "Saves and restores checkpoints.");
-  checkpoint->require_subcommand(0, 1);
+void AddCheckpointActions(CLI::App& checkpoint, CommandLine& line) {
+  checkpoint.require_subcommand(0, 1);
   const auto add = [&](const char* action, const char* help) {
-    CLI::App* const added = checkpoint->add_subcommand(action, help);
+    CLI::App* const added = checkpoint.add_subcommand(action, help);
     added->callback([&line, action] { line.checkpoint_action = action; });
     return added;
   };
@@ -63,11 +69,13 @@ void AddAll(CLI::App& app, CommandLine& line) {
   app.footer(kFooter);
   app.fallthrough();
   app.require_subcommand(0, 1);  // none is said below, after what stands in its place
-  AddFlags(app, line);
+  AddConnectionFlags(app, line);
+  AddInfoFlags(app, line);
+  AddVerifyFlags(app, line);
   // A command inherits what is set above.
   app.add_subcommand("info", "What it serves, its memory, its trainers, its step.");
   app.add_subcommand("verify", "Compares its results with f64 computed here.");
-  AddCheckpoint(app, line);
+  AddCheckpointActions(*app.add_subcommand("checkpoint", "Saves and restores checkpoints."), line);
   for (CLI::App* const command : app.get_subcommands({})) command->set_help_flag();
   app.callback([&app, &line] {
     for (const CLI::App* const command : app.get_subcommands()) line.command = command->get_name();
@@ -92,10 +100,22 @@ absl::StatusOr<CommandLine> ParseCommandLine(absl::Span<const char* const> argum
   return line;
 }
 
-std::string Usage() {
+std::string Usage(absl::Span<const char* const> arguments) {
   CommandLine line;
-  CLI::App app("A look at a shardmlp server.", "shardmlpctl");
-  AddAll(app, line);
+  CLI::App whole("A look at a shardmlp server.", "shardmlpctl");
+  AddAll(whole, line);
+  std::string name;
+  for (const CLI::App* const command : whole.get_subcommands({})) {
+    if (absl::c_linear_search(arguments, command->get_name())) name = command->get_name();
+  }
+  if (name.empty()) return whole.help("", CLI::AppFormatMode::All);
+  // Flags may stand before a command, so that all of them are the whole's.
+  CLI::App app(whole.get_subcommand(name)->get_description(), absl::StrCat("shardmlpctl ", name));
+  app.set_help_flag("-h,--help", "Print this.");
+  AddConnectionFlags(app, line);
+  if (name == "info") AddInfoFlags(app, line);
+  if (name == "verify") AddVerifyFlags(app, line);
+  if (name == "checkpoint") AddCheckpointActions(app, line);
   return app.help("", CLI::AppFormatMode::All);
 }
 

@@ -25,7 +25,7 @@ struct CommandLine {
 // "--help" is the caller's to look for.
 absl::StatusOr<CommandLine> ParseCommandLine(absl::Span<const char* const> arguments);
 
-// What --help prints.
-std::string Usage();
+// What --help prints: of the command among the arguments, or of the whole where there is none.
+std::string Usage(absl::Span<const char* const> arguments);
 
 }  // namespace shardmlp

@@ -1,22 +1,29 @@
 #include <nlohmann/json.hpp>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "client/cli/commands.h"
 
 namespace shardmlp {
 namespace {
 
-std::vector<std::pair<std::string, int64_t>> MemoryUses(const ClientMemoryPlan& memory) {
-  return {{"weights", memory.weights_bytes},
-          {"gradients", memory.gradients_bytes},
-          {"master_weights", memory.master_weights_bytes},
-          {"optimizer", memory.optimizer_bytes},
-          {"workspace", memory.workspace_bytes},
-          {"staging", memory.staging_bytes}};
+struct MemoryUse {
+  absl::string_view name;  // as the server's memory plan has it
+  absl::string_view key;   // as the protocol has it
+  int64_t bytes;
+};
+
+std::vector<MemoryUse> MemoryUses(const ClientMemoryPlan& memory) {
+  return {{"weights", "weights_bytes", memory.weights_bytes},
+          {"gradients", "gradients_bytes", memory.gradients_bytes},
+          {"master weights", "master_weights_bytes", memory.master_weights_bytes},
+          {"optimizer state", "optimizer_bytes", memory.optimizer_bytes},
+          {"workspace", "workspace_bytes", memory.workspace_bytes},
+          {"staging", "staging_bytes", memory.staging_bytes}};
 }
 
 std::string Bytes(int64_t bytes) {
@@ -34,8 +41,10 @@ void PrintInfo(const ServedModel& model, std::ostream& out) {
   out << absl::StreamFormat("limits    messages of %s, shards of %s, tiles of %d rows, %d calls at once\n",
                             Bytes(model.max_message_bytes), Bytes(model.preferred_shard_bytes), model.tile_row_count,
                             model.max_call_count);
-  out << "memory   ";
-  for (const auto& [use, bytes] : MemoryUses(model.memory)) out << " " << use << " " << Bytes(bytes);
+  const auto use_of = [](std::string* text, const MemoryUse& use) {
+    absl::StrAppend(text, use.name, " ", Bytes(use.bytes));
+  };
+  out << "memory    " << absl::StrJoin(MemoryUses(model.memory), ", ", use_of);
   out << "\ntrainers  " << (model.trainers.empty() ? "none" : "") << "\n";
   for (const ClientTrainer& trainer : model.trainers) {
     out << absl::StreamFormat("  run '%s' rank %d of %d%s\n", trainer.run_id, trainer.trainer_rank,
@@ -65,7 +74,7 @@ void PrintInfoAsJson(const ServedModel& model, std::ostream& out) {
         {"tile_row_count", model.tile_row_count},
         {"max_call_count", model.max_call_count}}},
   };
-  for (const auto& [use, bytes] : MemoryUses(model.memory)) json["memory"][absl::StrCat(use, "_bytes")] = bytes;
+  for (const MemoryUse& use : MemoryUses(model.memory)) json["memory"][std::string(use.key)] = use.bytes;
   json["trainers"] = nlohmann::json::array();
   for (const ClientTrainer& trainer : model.trainers) {
     json["trainers"].push_back({{"run_id", trainer.run_id},

@@ -48,7 +48,7 @@ int Run(const CommandLine& line) {
 int Main(const std::vector<const char*>& arguments) {
   for (const absl::string_view argument : arguments) {
     if (argument == "--help" || argument == "-h" || argument == "help") {
-      std::cout << Usage();
+      std::cout << Usage(arguments);
       return kDone;
     }
   }

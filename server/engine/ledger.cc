@@ -8,6 +8,11 @@
 namespace shardmlp {
 namespace {
 
+// What an entry takes at most. A hash map's: two tables while it grows, the new one half empty. A tile's: two arrays
+// while they grow, the new one half empty.
+constexpr int64_t kEntryBytes = 256;
+constexpr int64_t kTileBytes = 48;
+
 absl::Status Conflict(const Contribution& contribution, absl::string_view got, absl::string_view expected) {
   return Error(absl::StatusCode::kFailedPrecondition, Reason::kContributionConflict,
                absl::StrCat("call ", contribution.call_id, " was sent again with ", got, " where it had ", expected,
@@ -49,9 +54,10 @@ absl::StatusOr<LedgerVerdict> Ledger::Check(const Contribution& contribution) co
                  absl::StrCat("call ", contribution.call_id, " adds row ", contribution.row_begin, " after row ",
                               marked - 1, "; tiles of a call are added in order"));
   }
-  if (tile_count_ >= kMaxTiles) {
+  if (bytes_ + 2 * kEntryBytes + kTileBytes > kMaxBytes) {
     return Error(absl::StatusCode::kResourceExhausted, Reason::kOverloaded,
-                 absl::StrCat("the step holds ", tile_count_, " tiles, as many as one may; commit or discard it"));
+                 absl::StrCat("the step's ", calls_.size(), " calls take ", bytes_, " bytes to remember, of ",
+                              kMaxBytes, "; commit or discard it, or send more rows a call"));
   }
   return LedgerVerdict::kAdd;
 }
@@ -60,9 +66,12 @@ void Ledger::Mark(const Contribution& contribution) {
   CallEntry& entry = calls_[{contribution.session_id, contribution.call_id}];
   entry.layer = contribution.layer;
   entry.row_count = contribution.call_row_count;
+  if (entry.tiles.empty()) bytes_ += kEntryBytes;
   entry.tiles.push_back({contribution.row_begin + contribution.row_count, contribution.dy_hash});
-  rows_[contribution.session_id][contribution.layer] += contribution.row_count;
-  ++tile_count_;
+  bytes_ += kTileBytes;
+  int64_t& rows = rows_[contribution.session_id][contribution.layer];
+  if (rows == 0) bytes_ += kEntryBytes;
+  rows += contribution.row_count;
 }
 
 LayerRows Ledger::RowsOf(int64_t session_id) const {
@@ -73,7 +82,7 @@ LayerRows Ledger::RowsOf(int64_t session_id) const {
 void Ledger::Clear() {
   calls_.clear();
   rows_.clear();
-  tile_count_ = 0;
+  bytes_ = 0;
 }
 
 }  // namespace shardmlp

@@ -33,18 +33,20 @@ enum class LedgerVerdict {
 // Holds one attempt. Thread-compatible; the device thread checks and marks, under the engine's lock.
 class Ledger {
  public:
-  // Tiles that one attempt may hold, over all sessions: 16 bytes each.
-  static constexpr int64_t kMaxTiles = int64_t{1} << 24;
+  // Memory that one attempt may take, over all sessions: half a million calls of one tile, or more with fewer calls.
+  static constexpr int64_t kMaxBytes = int64_t{128} << 20;
 
-  // FAILED_PRECONDITION (CONTRIBUTION_CONFLICT) where the call id was used for something else; RESOURCE_EXHAUSTED above
-  // kMaxTiles.
+  // FAILED_PRECONDITION (CONTRIBUTION_CONFLICT) where the call id was used for something else; RESOURCE_EXHAUSTED
+  // (OVERLOADED) above kMaxBytes.
   absl::StatusOr<LedgerVerdict> Check(const Contribution& contribution) const;
   // After kAdd.
   void Mark(const Contribution& contribution);
 
   // Rows marked for a session, by layer.
   LayerRows RowsOf(int64_t session_id) const;
-  bool empty() const { return tile_count_ == 0; }
+  bool empty() const { return calls_.empty(); }
+  // No less than what is allocated.
+  int64_t bytes() const { return bytes_; }
   // The attempt is over.
   void Clear();
 
@@ -62,7 +64,7 @@ class Ledger {
 
   absl::flat_hash_map<CallKey, CallEntry> calls_;
   absl::flat_hash_map<int64_t, LayerRows> rows_;
-  int64_t tile_count_ = 0;
+  int64_t bytes_ = 0;
 };
 
 }  // namespace shardmlp

@@ -5,6 +5,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/status.h"
 #include "server/engine/lane.h"
+#include "server/engine/ledger.h"
 #include "server/engine/tile_buffers.h"
 
 namespace shardmlp {
@@ -39,13 +40,14 @@ int64_t MemoryPlan::device_bytes() const {
   return Sum(Sum(Sum(weights_bytes, gradients_bytes), Sum(master_weights_bytes, optimizer_bytes)), workspace_bytes);
 }
 
-int64_t MemoryPlan::total_bytes() const { return Sum(device_bytes(), staging_bytes); }
+int64_t MemoryPlan::total_bytes() const { return Sum(device_bytes(), Sum(staging_bytes, ledger_bytes)); }
 
 std::string MemoryPlan::ToString() const {
   std::string text = "memory plan\n";
   absl::StrAppend(&text, Line("weights", weights_bytes), Line("gradients", gradients_bytes),
                   Line("master weights", master_weights_bytes), Line("optimizer state", optimizer_bytes),
-                  Line("workspace", workspace_bytes), Line("staging", staging_bytes), Line("total", total_bytes()));
+                  Line("workspace", workspace_bytes), Line("staging", staging_bytes), Line("ledger", ledger_bytes),
+                  Line("total", total_bytes()));
   absl::StrAppendFormat(&text, "  tiles of %d rows%s\n", tile_row_count,
                         tile_row_count < kSmallTileRows ? " (small: a larger workspace would be faster)" : "");
   return text;
@@ -82,6 +84,7 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& model, const EngineOption
   }
   plan.workspace_bytes = tiles * TileBuffers::Bytes(model.layers, plan.tile_row_count);
   plan.staging_bytes = Product(options.max_call_count, LaneSize(model.layers, plan.tile_row_count).bytes());
+  plan.ledger_bytes = options.frozen ? 0 : Ledger::kMaxBytes;
   return plan;
 }
 

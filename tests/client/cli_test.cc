@@ -25,8 +25,10 @@ namespace {
 
 using fake::FakeModel;
 using fake::FakeServer;
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 struct Outcome {
   int exit_code = -1;
@@ -61,6 +63,8 @@ TEST(CtlTest, InfoShowsWhatIsServed) {
   EXPECT_THAT(text.output, HasSubstr("step      3, attempt 5, weights version 11"));
   EXPECT_THAT(text.output, HasSubstr("run 'mine' rank 1 of 2, sealed"));
   EXPECT_THAT(text.output, HasSubstr("model.layers.2.mlp"));
+  EXPECT_THAT(text.output, HasSubstr(" KiB, master weights "));
+  EXPECT_THAT(text.output, HasSubstr(" KiB, optimizer state "));
 
   // Flags go before or behind the command.
   EXPECT_EQ(RunCtl(absl::StrCat("info --json --target ", server.target())).output,
@@ -115,6 +119,13 @@ TEST(CtlTest, CommandLinesAreChecked) {
   for (const char* part : {"--connect-timeout TIME", "--json", "checkpoint", "Examples:", "Exit codes:"}) {
     EXPECT_THAT(help.output, HasSubstr(part));
   }
+  const Outcome verify = RunCtl("verify --help");
+  EXPECT_EQ(verify.exit_code, 0);
+  for (const char* part : {"shardmlpctl verify", "Compares its results", "--target", "--layers", "--rows"}) {
+    EXPECT_THAT(verify.output, HasSubstr(part));
+  }
+  EXPECT_THAT(verify.output, Not(HasSubstr("--json")));
+  EXPECT_THAT(RunCtl("checkpoint --help").output, AllOf(HasSubstr("restore"), Not(HasSubstr("--rows"))));
   FakeServer server;
   EXPECT_EQ(RunAgainst(server, "--layers=2-1 verify").exit_code, 2);
   EXPECT_EQ(RunAgainst(server, "--layers=x verify").exit_code, 2);

@@ -1,5 +1,7 @@
 #include "server/engine/ledger.h"
 
+#include <malloc.h>
+
 #include "gtest/gtest.h"
 #include "tests/engine/outcome.h"
 
@@ -103,6 +105,36 @@ TEST(LedgerTest, RowsAreCountedForEachSessionAndLayer) {
   EXPECT_EQ(ledger.RowsOf(1), (LayerRows{{0, 10}, {2, 3}}));
   EXPECT_EQ(ledger.RowsOf(2), (LayerRows{{2, 4}}));
   EXPECT_EQ(ledger.RowsOf(3), LayerRows());
+}
+
+// Calls of one tile take the most memory a tile, and a call of many tiles the least.
+TEST(LedgerTest, ItTakesNoMoreMemoryThanItSaysAndEndsAtItsBound) {
+  const auto allocated = [] {
+    const struct mallinfo2 info = mallinfo2();
+    return static_cast<int64_t>(info.uordblks + info.hblkhd);
+  };
+  for (const int64_t tiles : {1, 3, 1000}) {
+    Ledger ledger;
+    const int64_t before = allocated();
+    int64_t marked = 0;
+    Contribution tile{1, 0, 0, tiles, 0, 1, 5};
+    absl::StatusOr<LedgerVerdict> verdict = LedgerVerdict::kAdd;
+    for (; verdict.ok(); ++marked) {
+      ledger.Mark(tile);
+      ASSERT_LE(ledger.bytes(), Ledger::kMaxBytes);
+      if (marked % 4096 == 0) {
+        ASSERT_LE(allocated() - before, ledger.bytes() + 4096) << marked;
+      }
+      if (++tile.row_begin == tiles) tile = {1, tile.call_id + 1, static_cast<int>(marked % 64), tiles, 0, 1, 5};
+      verdict = ledger.Check(tile);
+    }
+    EXPECT_TRUE(Fails(verdict, absl::StatusCode::kResourceExhausted, Reason::kOverloaded, {"commit or discard"}));
+    EXPECT_LE(allocated() - before, ledger.bytes());
+    EXPECT_GT(marked, 400'000);
+    ledger.Clear();
+    EXPECT_EQ(ledger.bytes(), 0);
+    EXPECT_LT(allocated() - before, 1 << 20);
+  }
 }
 
 TEST(LedgerTest, ClearForgetsEverything) {

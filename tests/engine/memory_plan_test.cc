@@ -4,6 +4,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/engine/ledger.h"
 #include "tests/engine/outcome.h"
 
 namespace shardmlp::testing {
@@ -71,7 +72,7 @@ TEST(MemoryPlanTest, AnF64ModelIsF64Throughout) {
 TEST(MemoryPlanTest, AFrozenServerKeepsWeightsAlone) {
   const MemoryPlan plan = Plan(Model(DType::kBF16, {kGated}), {.frozen = true});
   EXPECT_EQ(plan.weights_bytes, 3072 * 2);
-  EXPECT_EQ(plan.gradients_bytes + plan.master_weights_bytes + plan.optimizer_bytes, 0);
+  EXPECT_EQ(plan.gradients_bytes + plan.master_weights_bytes + plan.optimizer_bytes + plan.ledger_bytes, 0);
 }
 
 TEST(MemoryPlanTest, ATileTakesItsRowsAndItsWorkspace) {
@@ -82,7 +83,8 @@ TEST(MemoryPlanTest, ATileTakesItsRowsAndItsWorkspace) {
   // Three lanes of two tiles, each x, dy and the result.
   EXPECT_EQ(plan.staging_bytes, 3 * 2 * 1024 * (32 + 32 + 32) * 4);
   EXPECT_EQ(plan.device_bytes(), 3072 * 16 + plan.workspace_bytes);
-  EXPECT_EQ(plan.total_bytes(), plan.device_bytes() + plan.staging_bytes);
+  EXPECT_EQ(plan.total_bytes(), plan.device_bytes() + plan.staging_bytes + plan.ledger_bytes);
+  EXPECT_EQ(plan.ledger_bytes, Ledger::kMaxBytes);
 }
 
 TEST(MemoryPlanTest, ADeviceWithMemoryOfItsOwnWorksOnTwoTilesAtOnce) {

@@ -87,6 +87,38 @@ class MatMulTest : public BackendTest {
   }
 };
 
+// Below 2^-126 a number may count as 0, and costs at most that times what it is multiplied by.
+TEST_P(MatMulTest, SubnormalNumbersAreOffByNoMoreThanThemselves) {
+  const double least = std::ldexp(1, -126);
+  constexpr int64_t kTerms = 32;
+  for (const Types& types : kTypes) {
+    if (types.ab == DType::kF64) continue;
+    SCOPED_TRACE(absl::StrCat(Name(types.ab), " to ", Name(types.c)));
+    for (const double factor : {1.0, 0.75, 0.25, 0x1p-6}) {
+      Dense a(16, kTerms);
+      Dense b(kTerms, 16);
+      for (int64_t i = 0; i < a.rows; ++i) {
+        for (int64_t k = 0; k < kTerms; ++k) a.at(i, k) = least * factor * (1 + (i + k) % 2);
+      }
+      for (int64_t k = 0; k < kTerms; ++k) {
+        for (int64_t j = 0; j < b.cols; ++j) b.at(k, j) = j % 2 == 0 ? 8 : 0.5;
+      }
+      DeviceMatrix c(backend(), 16, 16, types.c);
+      const DeviceMatrix on_a(backend(), a, types.ab), on_b(backend(), b, types.ab);
+      ASSERT_TRUE(backend().MatMul({.a = on_a.view(), .b = on_b.view(), .c = c.view()}).ok());
+      const Dense got = c.Read();
+      const Dense exact = PlainProduct(a, b, Dense(16, 16));
+      for (int64_t i = 0; i < 16; ++i) {
+        for (int64_t j = 0; j < 16; ++j) {
+          // Where all numbers are normal there is no such error; 0.5 * 2^-126 is a product that is not.
+          const double lost = factor == 1 && j % 2 == 0 ? 0 : kTerms * least * (8 + 1 + 1);
+          EXPECT_LE(std::abs(got.at(i, j) - exact.at(i, j)), Bound(types.c) * exact.at(i, j) + lost) << i << ", " << j;
+        }
+      }
+    }
+  }
+}
+
 TEST_P(MatMulTest, EveryFormIsThePlainProduct) {
   struct Size {
     int64_t m, n, k;
