@@ -29,8 +29,8 @@ constexpr std::array<const char*, 2> kPasses = {"forward", "backward"};
 constexpr std::array<const char*, 6> kStages = {"receive", "queue", "copy_in", "compute", "copy_out", "send"};
 constexpr std::array<const char*, 3> kOutcomes = {"committed", "discarded", "aborted"};
 constexpr std::array<const char*, 3> kPhases = {"seal", "sync", "apply"};
-constexpr std::array<const char*, 6> kUses = {"weights",   "gradients", "master_weights",
-                                              "optimizer", "workspace", "staging"};
+constexpr std::array<const char*, 7> kUses = {"weights",   "gradients", "master_weights", "optimizer",
+                                              "workspace", "staging",   "ledger"};
 constexpr std::array<const char*, 3> kRpcKinds = {"unary", "server_stream", "bidi_stream"};
 // absl's and gRPC's codes in order, spelled as go-grpc-prometheus does.
 constexpr std::array<const char*, 17> kCodes = {

@@ -21,7 +21,7 @@ enum class Stage { kReceive, kQueue, kCopyIn, kCompute, kCopyOut, kSend };
 enum class Pass { kForward, kBackward };
 enum class StepOutcome { kCommitted, kDiscarded, kAborted };
 enum class StepPhase { kSeal, kSync, kApply };  // last seal waits for first; replicas sum; the optimizer runs
-enum class MemoryUse { kWeights, kGradients, kMasterWeights, kOptimizer, kWorkspace, kStaging };
+enum class MemoryUse { kWeights, kGradients, kMasterWeights, kOptimizer, kWorkspace, kStaging, kLedger };
 
 enum class RpcKind { kUnary, kServerStream, kBidiStream };
 

@@ -23,7 +23,8 @@ std::vector<MemoryUse> MemoryUses(const ClientMemoryPlan& memory) {
           {"master weights", "master_weights_bytes", memory.master_weights_bytes},
           {"optimizer state", "optimizer_bytes", memory.optimizer_bytes},
           {"workspace", "workspace_bytes", memory.workspace_bytes},
-          {"staging", "staging_bytes", memory.staging_bytes}};
+          {"staging", "staging_bytes", memory.staging_bytes},
+          {"ledger", "ledger_bytes", memory.ledger_bytes}};
 }
 
 std::string Bytes(int64_t bytes) {

@@ -47,7 +47,8 @@ ClientMemoryPlan FromProto(const v1::MemoryPlan& memory) {
           .master_weights_bytes = memory.master_weights_bytes(),
           .optimizer_bytes = memory.optimizer_bytes(),
           .workspace_bytes = memory.workspace_bytes(),
-          .staging_bytes = memory.staging_bytes()};
+          .staging_bytes = memory.staging_bytes(),
+          .ledger_bytes = memory.ledger_bytes()};
 }
 
 }  // namespace

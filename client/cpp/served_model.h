@@ -51,6 +51,7 @@ struct ClientMemoryPlan {
   int64_t optimizer_bytes = 0;
   int64_t workspace_bytes = 0;
   int64_t staging_bytes = 0;
+  int64_t ledger_bytes = 0;
 };
 
 struct ServedModel {

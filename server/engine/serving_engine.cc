@@ -73,6 +73,7 @@ absl::Status ServingEngine::Start(const ModelFolder& folder) {
   metrics_.SetPlannedBytes(MemoryUse::kOptimizer, plan_.optimizer_bytes);
   metrics_.SetPlannedBytes(MemoryUse::kWorkspace, plan_.workspace_bytes);
   metrics_.SetPlannedBytes(MemoryUse::kStaging, plan_.staging_bytes);
+  metrics_.SetPlannedBytes(MemoryUse::kLedger, plan_.ledger_bytes);
   scheduler_ = std::make_unique<Scheduler>(depth);
   watch_ = std::thread([this] { WatchTime(); });
   return absl::OkStatus();

@@ -115,6 +115,7 @@ void Fill(const MemoryPlan& plan, v1::MemoryPlan& to) {
   to.set_optimizer_bytes(plan.optimizer_bytes);
   to.set_workspace_bytes(plan.workspace_bytes);
   to.set_staging_bytes(plan.staging_bytes);
+  to.set_ledger_bytes(plan.ledger_bytes);
 }
 
 void Fill(const TrainerStatus& trainer, v1::TrainerInfo& to) {

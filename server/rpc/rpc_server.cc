@@ -55,7 +55,8 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Listen(const RpcServerOpti
 }
 
 RpcServer::~RpcServer() {
-  if (server_ != nullptr) Shutdown(absl::UnavailableError("the server goes away"), absl::Now());
+  if (server_ != nullptr)
+    Shutdown(Error(absl::StatusCode::kUnavailable, Reason::kDraining, "the server goes away"), absl::Now());
 }
 
 void RpcServer::Serve(Engine& engine) {

@@ -215,6 +215,7 @@ SERVER_ROWS = {
     "optimizer state": "optimizer_bytes",
     "workspace": "workspace_bytes",
     "staging": "staging_bytes",
+    "ledger": "ledger_bytes",
 }
 ENDS = 5  # losses of single batches go up and down
 

@@ -60,7 +60,8 @@ void DefineModel(py::module_& module) {
       .def_readonly("master_weights_bytes", &ClientMemoryPlan::master_weights_bytes)
       .def_readonly("optimizer_bytes", &ClientMemoryPlan::optimizer_bytes)
       .def_readonly("workspace_bytes", &ClientMemoryPlan::workspace_bytes)
-      .def_readonly("staging_bytes", &ClientMemoryPlan::staging_bytes);
+      .def_readonly("staging_bytes", &ClientMemoryPlan::staging_bytes)
+      .def_readonly("ledger_bytes", &ClientMemoryPlan::ledger_bytes);
   py::class_<ServedModel>(module, "ServedModel")
       .def_readonly("model_type", &ServedModel::model_type)
       .def_readonly("compute_dtype", &ServedModel::compute_dtype)

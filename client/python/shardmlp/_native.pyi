@@ -38,6 +38,7 @@ class MemoryPlan:
     optimizer_bytes: int
     workspace_bytes: int
     staging_bytes: int
+    ledger_bytes: int
 
 class ServedModel:
     model_type: str
