@@ -185,7 +185,54 @@ TEST_F(CheckpointsTest, ACheckpointThatIsDamagedIsRefusedAndTheStepGoesOn) {
   EXPECT_EQ((*engine)->position(), (StepPosition{2, 0, 3}));
   EXPECT_EQ(WeightsOf(*engine), before);
   ASSERT_TRUE(Succeeds(trainer.Seal()));
-  EXPECT_TRUE(Succeeds(trainer.Commit()));
+  const CommitSpec commit = trainer.CommitOf(KeepFrozen{});
+  EXPECT_TRUE(Succeeds(trainer.StartCommit(commit).Wait()));
+}
+
+TEST_F(CheckpointsTest, ARestoreThatIsRepeatedAheadOfAnythingElseChangesNothing) {
+  const TinyModel model({OddMlp()});
+  const auto engine = Engine(model);
+  Trainer trainer(**engine);
+  Step(trainer, 1);
+  ASSERT_TRUE(Succeeds(Save(*engine, "one")));
+  Step(trainer, 2);
+  const absl::StatusOr<StepPosition> restored = Restore(*engine, "one");
+  ASSERT_TRUE(Succeeds(restored));
+  EXPECT_EQ(*Restore(*engine, "one"), *restored) << "as each trainer of a run asks for it";
+  trainer.CatchUp();
+  Backward(trainer, 3);
+  EXPECT_EQ(Restore(*engine, "one")->attempt, restored->attempt + 1) << "there were rows to drop";
+}
+
+TEST_F(CheckpointsTest, TheMomentsOfAnotherOptimizerAreRefusedAlsoAfterARestoreAndAFreshOneStartsWithout) {
+  const TinyModel model({OddMlp()});
+  const auto engine = Engine(model);
+  Trainer trainer(**engine);
+  const auto step = [&trainer](const Hyperparameters& hyperparameters, bool fresh) {
+    Backward(trainer, 5);
+    CommitSpec commit = trainer.CommitOf(hyperparameters);
+    commit.fresh_optimizer = fresh;
+    const absl::Status sealed = trainer.Seal().status();
+    const absl::Status status = sealed.ok() ? trainer.StartCommit(commit).Wait().status() : sealed;
+    trainer.CatchUp();
+    return status;
+  };
+  const Sgd sgd{.learning_rate = 0.01, .momentum = 0.9};
+  ASSERT_TRUE(Succeeds(Save(*engine, "loaded")));
+  ASSERT_TRUE(Succeeds(step(sgd, false)));
+  const std::vector<Dense> after_first = WeightsOf(*engine);
+  ASSERT_TRUE(Succeeds(Restore(*engine, "loaded")));
+  trainer.CatchUp();
+
+  ASSERT_TRUE(Succeeds(step(AdamW{.learning_rate = 0}, false)));  // moments alone change
+  ASSERT_TRUE(Succeeds(Save(*engine, "adamw")));
+  ASSERT_TRUE(Succeeds(Restore(*engine, "adamw")));
+  trainer.CatchUp();
+  EXPECT_TRUE(Fails(step(sgd, false), absl::StatusCode::kFailedPrecondition, Reason::kOptimizerMismatch,
+                    {"has the moments of 1 updates by adamw, got sgd"}));
+  EXPECT_TRUE(Succeeds((*engine)->health()));
+  ASSERT_TRUE(Succeeds(step(sgd, true)));
+  EXPECT_EQ(WeightsOf(*engine), after_first) << "AdamW's moments took no part";
 }
 
 TEST_F(CheckpointsTest, TheyAreListedOldestFirstAndANameIsTakenAnew) {

@@ -203,12 +203,12 @@ TEST_F(CheckpointTest, RefusesFilesThatChangedPlaces) {
 TEST_F(CheckpointTest, RefusesAManifestOfAnotherFormatByItsVersion) {
   Save("one", 7);
   // A manifest that is whole, of a later version: made by another hand, with its checksum.
-  constexpr char kLater[] = "{\n  \"checksum\": \"%s\",\n  \"format_version\": 2\n}\n";
+  constexpr char kLater[] = "{\n  \"checksum\": \"%s\",\n  \"format_version\": 3\n}\n";
   Checksum checksum;
   checksum.Add(absl::StrFormat(kLater, ""));
   WriteFile(Path("one/manifest.json"), absl::StrFormat(kLater, ToHex(checksum.sum().xxh3_64)));
   EXPECT_TRUE(Fails(store_->Load("one"), absl::StatusCode::kFailedPrecondition, Reason::kCheckpointMismatch,
-                    {"format_version is 2", "1 was expected"}));
+                    {"format_version is 3", "2 was expected"}));
 }
 
 TEST_F(CheckpointTest, RefusesTheCheckpointOfAnotherModel) {
@@ -271,7 +271,7 @@ TEST_F(CheckpointTest, RefusesAStateThatIsNotTheModels) {
   state = StateOf(model_, 1);
   state.updates.pop_back();
   EXPECT_TRUE(Fails(store_->Save("one", state), absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
-                    {"5 update counts for 6 weights"}));
+                    {"5 update histories for 6 weights"}));
 }
 
 TEST_F(CheckpointTest, LeavesAloneWhatIsNoCheckpoint) {
