@@ -201,7 +201,7 @@ def test_prometheus_sees_every_series_move(folder, serve, offload, prometheus):
     for series, count in MOVING.items():
         monitor.await_all(f"max_over_time({series}[5m]) - min_over_time({series}[5m])", count)
     monitor.await_all('shardmlp_failures_total{reason="UNKNOWN_CHECKPOINT"}', 1)
-    monitor.await_all('shardmlp_planned_memory_bytes{use!="master_weights"}', 5)
+    monitor.await_all('shardmlp_planned_memory_bytes{use!="master_weights"}', 6)
     monitor.await_all("process_resident_memory_bytes < process_virtual_memory_bytes", 1)
     monitor.await_all("process_open_fds", 1)
     assert monitor.values("shardmlp_queued_tiles").keys() == {()}

@@ -48,5 +48,5 @@ def test_a_frozen_server_serves_the_weights_of_a_checkpoint(folder, serve, offlo
     checkpoints = trained.log.parent / "checkpoints"
     server = serve(folder("llama"), "--frozen", f"--checkpoint-dir={checkpoints}", f"--restore={WHOLE}")
     reader = load_model(folder("llama"))
-    offload(reader, server)
+    offload(reader, server, resume=True)
     assert loss_of(reader, 0).item() == pytest.approx(after, rel=1e-6)
