@@ -32,13 +32,23 @@ def test_optimizer_over_several_steps(twins, name):
 
 
 def test_every_family_trains_alike(folder, family, serve, offload):
+    """30 steps of AdamW, clipped and on a schedule: each loss and norm, and the weights at the end."""
     twins = Twins(folder, serve, offload, family)
     # Some gradients are zero but for rounding (of attention's key biases), and AdamW would divide by them.
     twins.optimize(torch.optim.AdamW, lr=1e-3, eps=1e-4)
-    for seed in range(5):
-        loss, expected = twins.step(seed)
-        assert loss == pytest.approx(expected, rel=1e-5)
-    assert twins.difference() < 1e-4
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30) for _, optimizer in twins.each()]
+    for seed in range(30):
+        steps = []
+        for (model, optimizer), schedule in zip(twins.each(), schedules):
+            loss = loss_of(model, seed)
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            steps.append((loss.item(), norm.item()))
+        assert steps[0] == pytest.approx(steps[1], rel=1e-4)
+    assert twins.difference() < 1e-3
 
 
 def decay_groups(model):

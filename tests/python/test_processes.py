@@ -1,4 +1,4 @@
-"""Forked workers, scripts that end, and the Trainer of transformers."""
+"""Forked workers, scripts that end, and data-parallel trainers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 import torch
 from models import load_model, loss_of, relative, tokens
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import shardmlp
 
@@ -107,39 +106,3 @@ def test_distributed_data_parallel(folder, serve, tmp_path):
         norms, state = torch.load(tmp_path / rank)
         assert norms == pytest.approx(expected, rel=1e-5)
         assert max(relative(state[name], weights) for name, weights in local.state_dict().items()) < 1e-5
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_transformers_trainer(folder, serve, offload, tmp_path):
-    """Accumulation, a schedule, clipping, and the saved model."""
-    data = [{"input_ids": tokens(seed, batch=1)[0], "labels": tokens(seed, batch=1)[0]} for seed in range(16)]
-
-    def run(model, optimizer, out, **arguments):
-        arguments = TrainingArguments(
-            output_dir=out,
-            num_train_epochs=1,
-            per_device_train_batch_size=2,
-            gradient_accumulation_steps=2,
-            learning_rate=1e-3,
-            lr_scheduler_type="linear",
-            report_to=[],
-            save_strategy="no",
-            use_cpu=True,
-            disable_tqdm=True,
-            seed=3,
-            **arguments,
-        )
-        trainer = Trainer(model, arguments, train_dataset=data, optimizers=(optimizer, None))
-        loss = trainer.train().training_loss
-        trainer.save_model()
-        return loss
-
-    model, local = load_model(folder("llama")), load_model(folder("llama"))
-    remote = offload(model, serve(folder("llama")))
-    optimizer = remote.wrap(torch.optim.AdamW(model.parameters(), lr=1e-3))
-    loss = run(model, optimizer, tmp_path / "a", max_grad_norm=0.5)
-    expected = run(local, torch.optim.AdamW(local.parameters(), lr=1e-3), tmp_path / "b", max_grad_norm=0.5)
-    assert remote.step == 4
-    assert loss == pytest.approx(expected, rel=1e-5)
-    mine, theirs = load_model(tmp_path / "a").state_dict(), load_model(tmp_path / "b").state_dict()
-    assert max(relative(mine[name], weights) for name, weights in theirs.items()) < 1e-3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import nn
 
 from . import _native
 from .connection import Connection, Run, Timeouts
+from .errors import StepAborted
 from .matching import Match, check_outputs, check_weights, match_layers
 from .optimizers import check_optimizer, check_state
 from .remote_mlp import Placeholder, RemoteMLP
@@ -85,10 +86,13 @@ class Remote:
     Attributes:
         model: The model, which now computes its MLPs on the server.
         layers: What was swapped.
+        redo: What optimizer.step() does where the server aborted the step, ahead of another try: run the step's batches
+            again. None: StepAborted is raised.
     """
 
     def __init__(self, model: nn.Module, connection: Connection, matches: list[Match], average: bool, resume: bool) -> None:
         self.model = model
+        self.redo: Callable[[StepAborted], None] | None = None
         self._connection = connection
         self._step = Step(connection, model, average)
         self._step.fresh_optimizer = not resume and connection.session.position.step > 0
@@ -111,6 +115,16 @@ class Remote:
     def memory_plan(self) -> _native.MemoryPlan:
         """What the server holds, in bytes by use."""
         return self._connection.model.memory
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The one that is wrapped."""
+        return self._step.optimizer
+
+    @property
+    def trainer_count(self) -> int:
+        """Trainers in the run."""
+        return self._connection.run.trainer_count
 
     def report(self) -> str:
         """A table of the layers that were swapped: sizes, activation, tensors that are trained, and memory freed."""
@@ -166,7 +180,7 @@ class Remote:
             )
         check_state(optimizer, trained)
         self._step.optimizer = optimizer
-        optimizer.register_step_pre_hook(functools.partial(_commit_first, self._step))
+        optimizer.register_step_pre_hook(functools.partial(_commit_first, self))
         optimizer.register_step_post_hook(lambda *_: self._step.show_gradients())
         _discard_first(optimizer, self._step)
         return optimizer
@@ -251,13 +265,20 @@ def _discard_first(owner: nn.Module | torch.optim.Optimizer, step: Step) -> None
     owner.zero_grad = types.MethodType(zero_grad, owner)
 
 
-def _commit_first(step: Step, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+def _commit_first(remote: Remote, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """An optimizer's step pre-hook. A closure makes the gradients that are to be committed, so it runs here."""
     closure = kwargs.pop("closure", None) or next(iter(args[1:]), None)
     if closure is not None:
         with torch.enable_grad():
             loss = closure()
         kwargs["closure"] = lambda: loss
-    step.commit(optimizer)
+    step = remote._step
+    try:
+        step.commit(optimizer)
+    except StepAborted as error:
+        if remote.redo is None:
+            raise
+        remote.redo(error)
+        step.commit(optimizer)
     step.hide_gradients()
     return args[:1], kwargs
