@@ -44,7 +44,12 @@ absl::Status CheckSession(int64_t session_id) {
 CopyEngine::CopyEngine(const CopyEngineOptions& options)
     : options_(options), model_(MakeModel(options)), device_([this] { RunDevice(); }) {}
 
-CopyEngine::~CopyEngine() { Shutdown(); }
+CopyEngine::~CopyEngine() {
+  Shutdown();
+  std::deque<std::shared_ptr<CopyCall>> left;  // gives slots back, to an engine that is whole
+  absl::MutexLock lock(&mutex_);
+  left.swap(scheduled_);
+}
 
 void CopyEngine::HoldDevice() {
   absl::MutexLock lock(&mutex_);
