@@ -48,29 +48,40 @@ MlpWorkspace Layer::Workspace(int64_t rows, int64_t tile_rows) {
   return MlpWorkspace::Allocate(backend_, MlpWorkspace::Bytes(config_, std::min(rows, tile_rows))).value();
 }
 
+ConstMlpTensors Layer::weights() const {
+  const MlpTensors views = weights_.views();
+  return {views.gate_up, views.gate_up_bias, views.down, views.down_bias};
+}
+
 Dense Layer::Forward(const Dense& x, int64_t tile_rows) {
-  const MlpTensors weights = weights_.views();
-  const ConstMlpTensors views = {weights.gate_up, weights.gate_up_bias, weights.down, weights.down_bias};
   const MlpWorkspace workspace = Workspace(x.rows, tile_rows);
   const DeviceMatrix input(backend_, x, config_.dtype, row_padding_);
   const DeviceMatrix output(backend_, x.rows, config_.output_size, config_.dtype, row_padding_);
-  const absl::Status status = MlpForward(backend_, config_, views, workspace, tile_rows, input.view(), output.view());
+  const absl::Status status =
+      MlpForward(backend_, config_, weights(), workspace, tile_rows, input.view(), output.view());
   EXPECT_TRUE(status.ok()) << status;
   return output.Read();
 }
 
 Dense Layer::Backward(const Dense& x, const Dense& dy, int64_t tile_rows, Outputs outputs) {
-  const MlpTensors weights = weights_.views();
-  const ConstMlpTensors views = {weights.gate_up, weights.gate_up_bias, weights.down, weights.down_bias};
   const MlpTensors gradients = gradients_.views();
   const MlpWorkspace workspace = Workspace(x.rows, tile_rows);
   const DeviceMatrix input(backend_, x, config_.dtype, row_padding_);
   const DeviceMatrix output_gradient(backend_, dy, config_.dtype, row_padding_);
   const DeviceMatrix dx(backend_, outputs.dx ? x.rows : 0, config_.hidden_size, config_.dtype, row_padding_);
-  const absl::Status status = MlpBackward(backend_, config_, views, workspace, tile_rows, input.view(),
+  const absl::Status status = MlpBackward(backend_, config_, weights(), workspace, tile_rows, input.view(),
                                           output_gradient.view(), dx.view(), outputs.gradients ? &gradients : nullptr);
   EXPECT_TRUE(status.ok()) << status;
   return dx.Read();
+}
+
+absl::Status Layer::Forward(ConstMatrixView x, MatrixView y) {
+  return MlpForward(backend_, config_, weights(), Workspace(x.rows, x.rows), x.rows, x, y);
+}
+
+absl::Status Layer::Backward(ConstMatrixView x, ConstMatrixView dy, MatrixView dx) {
+  const MlpTensors gradients = gradients_.views();
+  return MlpBackward(backend_, config_, weights(), Workspace(x.rows, x.rows), x.rows, x, dy, dx, &gradients);
 }
 
 NaiveGradients Layer::Gradients(const Dense& dx) const {

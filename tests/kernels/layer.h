@@ -31,6 +31,10 @@ class Layer {
   Dense Backward(const Dense& x, const Dense& dy, int64_t tile_rows, Outputs outputs);
   Dense Backward(const Dense& x, const Dense& dy, int64_t tile_rows) { return Backward(x, dy, tile_rows, Outputs()); }
 
+  // Where the matrices are, in one tile.
+  absl::Status Forward(ConstMatrixView x, MatrixView y);
+  absl::Status Backward(ConstMatrixView x, ConstMatrixView dy, MatrixView dx);
+
   // The gradients so far, with `dx` put beside them.
   NaiveGradients Gradients(const Dense& dx) const;
 
@@ -41,6 +45,7 @@ class Layer {
     DeviceMatrix gate_up, gate_up_bias, down, down_bias;
   };
   MlpWorkspace Workspace(int64_t rows, int64_t tile_rows);
+  ConstMlpTensors weights() const;
 
   Backend& backend_;
   MlpConfig config_;
