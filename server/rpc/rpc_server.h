@@ -54,9 +54,9 @@ class RpcServer {
 
  private:
   EngineSlot engine_;
-  OpenStreams streams_;
   grpc::ResourceQuota quota_{"shardmlp"};
   std::vector<std::unique_ptr<grpc::Service>> services_;
+  OpenStreams streams_;  // behind the services, since its thread may be about to drive a stream of theirs that has ended
   std::unique_ptr<grpc::Server> server_;
   std::vector<std::string> addresses_;
 };

@@ -137,7 +137,7 @@ def test_deepspeed_7477_evaluation_keeps_nothing(tmp_path, serve, offload):
     one.model.requires_grad_(False)
     y = one.mlp(torch.randn(3, 128))
     assert y.grad_fn is None
-    assert one.remote._connection.session.pending_row_count == 0
+    assert one.remote._servers.connections[0].session.pending_row_count == 0
 
 
 @pytest.mark.parametrize("served", ["f32", "bf16"])

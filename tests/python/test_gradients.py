@@ -312,7 +312,7 @@ def test_state_dict_of_a_reader_never_mixes_two_steps(folder, serve, offload, mo
     remote = offload(model, server)
     optimizer = remote.wrap(torch.optim.SGD(model.parameters(), lr=0.1))
     reader = offload(evaluated.requires_grad_(False), server)
-    read = type(reader._connection).read_tensor
+    read = type(reader._servers.connections[0]).read_tensor
     reads = []
 
     def read_and_step(connection, tensor):
@@ -322,7 +322,7 @@ def test_state_dict_of_a_reader_never_mixes_two_steps(folder, serve, offload, mo
             optimizer.step()
         return read(connection, tensor)
 
-    monkeypatch.setattr(type(reader._connection), "read_tensor", read_and_step)
+    monkeypatch.setattr(type(reader._servers.connections[0]), "read_tensor", read_and_step)
     with pytest.raises(shardmlp.Error, match="weights changed while state_dict") as failure:
         reader.state_dict()
     assert failure.value.reason == "WEIGHTS_CHANGED"

@@ -146,7 +146,7 @@ def test_step_that_another_trainer_ends_is_run_again(folder, pair, offload, end,
     assert all(torch.equal(before[name], p) for name, p in first.local.items())
 
     if end is ended_by_closing:
-        server = type("Target", (), {"target": first.remote._connection.target})
+        server = type("Target", (), {"target": first.remote._servers.connections[0].target})
         pair = [first, Trainer(folder, server, offload, 1, 2)]
     step_of_pair(pair, (1, 2))
     twin = load_model(folder("llama"))
@@ -197,7 +197,7 @@ def test_each_trainer_restores_and_no_attempt_is_lost(folder, pair):
     step_of_pair(pair, (1, 2))
     restored(first, folder)
     restored(second, folder)
-    attempts = [t.remote._connection.session.position.attempt for t in pair]
+    attempts = [t.remote._servers.connections[0].session.position.attempt for t in pair]
     assert attempts[0] == attempts[1]
     step_of_pair(pair, (3, 4))
     twin = load_model(folder("llama"))
@@ -209,7 +209,7 @@ def test_each_trainer_restores_and_no_attempt_is_lost(folder, pair):
 def test_second_run_is_refused(folder, pair, offload):
     with pytest.raises(shardmlp.Error) as failure:
         offload(
-            load_model(folder("llama")), type("T", (), {"target": pair[0].remote._connection.target}), run_id="other"
+            load_model(folder("llama")), type("T", (), {"target": pair[0].remote._servers.connections[0].target}), run_id="other"
         )
     assert failure.value.code == "FAILED_PRECONDITION" and failure.value.reason == "RUN_CONFLICT"
 
@@ -263,7 +263,7 @@ def test_zero_grad_after_a_failed_call_discards_what_the_server_may_have_counted
     with pytest.raises(shardmlp.Error) as failure:
         stale.backward()
     assert failure.value.reason == "STALE_WEIGHTS"
-    session = trainer.remote._connection.session
+    session = trainer.remote._servers.connections[0].session
     attempt = session.position.attempt
     trainer.optimizer.zero_grad()
     assert session.position.attempt == attempt + 1

@@ -220,7 +220,8 @@ def _check_modules(part: Part, output_dropout: nn.Module | None) -> None:
             _refuse(where, "it has a hook, which would no longer run; register it after offload")
         if "forward" in vars(child):
             _refuse(where, "its forward was replaced, so what it computes is not known")
-        if list(child.parameters(recurse=False)) and type(child) is not nn.Linear and type(child).__name__ not in _LINEARS:
+        linear = type(child) is nn.Linear or type(child).__name__ in _LINEARS
+        if list(child.parameters(recurse=False)) and not linear:
             _refuse(where, f"got a {type(child).__name__}, expected a plain linear layer")
         if isinstance(child, nn.modules.dropout._DropoutNd) and child.p > 0 and child is not output_dropout:
             _refuse(where, f"dropout {child.p} inside the MLP can't be honoured")

@@ -57,7 +57,7 @@ class Placeholder(nn.Module):
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         for name, tensor in self._tensors.items() if self.fetches else ():
             weights, version = self._connection.read_tensor(tensor)
-            _check_version(destination, prefix, version)
+            _check_version(destination, prefix, self._connection.target, version)
             destination[prefix + name] = weights.to(self._parameters[name].dtype)
 
     def _load_from_state_dict(
@@ -75,17 +75,18 @@ class Placeholder(nn.Module):
                 )
 
 
-def _check_version(state_dict, prefix: str, version: int) -> None:
-    """A state dict holds the weights of one step: in its metadata each module notes which version it had."""
-    versions = {m["weights_version"] for m in state_dict._metadata.values() if "weights_version" in m}
-    if versions - {version}:
+def _check_version(state_dict, prefix: str, target: str, version: int) -> None:
+    """A state dict holds a server's weights of one step: each module notes whose and which in its metadata."""
+    noted = [m["weights_version"] for m in state_dict._metadata.values() if "weights_version" in m]
+    others = [other for owner, other in noted if owner == target and other != version]
+    if others:
         raise Error(
-            f"the server's weights changed while state_dict() read them, from version {versions.pop()} to {version}: "
+            f"the server's weights changed while state_dict() read them, from version {others[0]} to {version}: "
             "call it again, between steps",
             "FAILED_PRECONDITION",
             "WEIGHTS_CHANGED",
         )
-    state_dict._metadata[prefix[:-1]]["weights_version"] = version
+    state_dict._metadata[prefix[:-1]]["weights_version"] = (target, version)
 
 
 class RemoteMLP(Placeholder):
@@ -111,7 +112,7 @@ class RemoteMLP(Placeholder):
     ) -> None:
         """``followers``: what stands for the rest of the MLP, where ``original`` is its first module alone. The others
         as in :class:`Placeholder`."""
-        super().__init__(original, tensors, step.connection)
+        super().__init__(original, tensors, step.connection(layer))
         self.layer = layer
         self._step = step
         self._followers = followers  # in a list, so that they are submodules of their own parent alone
@@ -139,28 +140,28 @@ class RemoteMLP(Placeholder):
 
     def __reduce_ex__(self, protocol):
         raise TypeError(
-            f"{self.layer.module} is offloaded to {self._step.connection.target} and can't be copied or "
+            f"{self.layer.module} is offloaded to {self._connection.target} and can't be copied or "
             "pickled: take model.state_dict(), which holds the server's tensors too, and offload the copy"
         )
 
     def extra_repr(self) -> str:
         layer = self.layer
         return (
-            f"{layer.module} on {self._step.connection.target}, H={layer.hidden_size}, I={layer.intermediate_size},"
+            f"{layer.module} on {self._connection.target}, H={layer.hidden_size}, I={layer.intermediate_size},"
             f" O={layer.output_size}, {layer.activation}{', gated' if layer.gated else ''}"
         )
 
 
 class _RemoteFunction(torch.autograd.Function):
-    """y [rows, O] from x [rows, H]. The placeholders are inputs so that backward runs, and as often, as it would for the
-    weights themselves."""
+    """y [rows, O] from x [rows, H]. The placeholders are inputs so that backward runs, and as often, as it would for
+    the weights themselves."""
 
     @staticmethod
     def forward(
         ctx, layer: _native.Layer, step: Step, names: tuple[str, ...], x: torch.Tensor, *placeholders: nn.Parameter
     ) -> torch.Tensor:
         """``names``: of the tensors that the placeholders stand for."""
-        y, version = step.guard(lambda: step.connection.forward(layer.layer, x, layer.output_size))
+        y, version = step.guard(lambda: step.connection(layer).forward(layer.layer, x, layer.output_size), layer)
         ctx.layer, ctx.step, ctx.names = layer, step, names
         ctx.placeholders = placeholders
         # One package: where checkpointing recomputes x, backward must quote the version that the new x came from.
@@ -181,14 +182,15 @@ class _RemoteFunction(torch.autograd.Function):
         if weight_gradient:
             step.admit()
         dx = step.guard(
-            lambda: step.connection.backward(
+            lambda: step.connection(layer).backward(
                 layer.layer,
                 int(version),
                 x,
                 dy.to(x.dtype),
                 input_gradient=input_gradient,
                 weight_gradient=weight_gradient,
-            )
+            ),
+            layer,
         )
         if dx is not None:
             dx = dx.to(x.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import TypeVar
@@ -13,7 +14,8 @@ from . import _native
 from .connection import Connection
 from .errors import Error, StepAborted
 from .gradient import ServerGradient, factor_of
-from .optimizers import check_state, loss_scaling, parameter_groups
+from .optimizers import check_optimizer, check_state, loss_scaling, parameter_groups
+from .servers import Sealed, Servers
 
 T = TypeVar("T")
 
@@ -28,28 +30,34 @@ class Step:
     ``average``: whether the trainers average their gradients, as DistributedDataParallel does.
     """
 
-    def __init__(self, connection: Connection, model: nn.Module, average: bool) -> None:
-        self.connection = connection
+    def __init__(self, servers: Servers, model: nn.Module, average: bool) -> None:
+        self._servers = servers
+        self._owners = {layer.layer: c for c in servers.connections for layer in c.model.layers}
         self.placeholders: dict[str, nn.Parameter] = {}  # by the server's tensor name, in the server's order
         self.optimizer: torch.optim.Optimizer | None = None
         self.fresh_optimizer = False  # whether the server's optimizer state is zeroed ahead of the next commit
         self._model = model
-        self._divisor = connection.run.trainer_count if average else 1
+        self._divisor = servers.trainer_count if average else 1
         self._reset()
 
-    def guard(self, call: Callable[[], T]) -> T:
-        """Runs ``call``; where it fails because the attempt is over, ends the local half too and raises StepAborted."""
+    def connection(self, layer: _native.Layer) -> Connection:
+        """To the server that has ``layer``."""
+        return self._owners[layer.layer]
+
+    def guard(self, call: Callable[[], T], layer: _native.Layer | None = None) -> T:
+        """Runs ``call``, of ``layer`` where it is of one; where it fails because the attempt is over, ends the local
+        half too and raises StepAborted."""
         try:
             return call()
         except Error as error:
             if error.code != "ABORTED" and error.reason != "UNKNOWN_SESSION":
                 self._torn = True
                 raise
-            if not self.connection.run.train:
-                self.connection.reopen_session()
+            if layer is not None and not self.connection(layer).run.train:
+                self.connection(layer).reopen_session()
                 return call()
             self.forget()
-            self._discard(str(error))
+            self._servers.discard(str(error))
             raise StepAborted(
                 f"{error}; local gradients were zeroed and nothing was updated: run the step's batches again",
                 "ABORTED",
@@ -94,14 +102,14 @@ class Step:
 
     def commit(self, optimizer: torch.optim.Optimizer) -> None:
         """Applies the server's half of the step with ``optimizer``'s hyperparameters as they are now."""
-        if not self.connection.run.train:
+        if not self._servers.training:
             return
         trained = {name: p for name, p in self.placeholders.items() if p.grad is not None}
         check_state(optimizer, self.placeholders)
         scale, found_inf = loss_scaling(optimizer)
         if found_inf or not trained:
             return
-        groups = parameter_groups(optimizer, self.placeholders, trained)
+        check_optimizer(optimizer)
         factor = self._common_factor(trained)
         if factor == 0:  # what the server has is not wanted, and the optimizer steps on zeros
             self.discard()
@@ -115,7 +123,8 @@ class Step:
                 "NON_FINITE",
             )
         scale = factor / (scale * self._divisor)
-        self.guard(lambda: self.connection.session.commit_step(groups, scale, self.fresh_optimizer))
+        groups_of = functools.partial(parameter_groups, optimizer, trained=trained)
+        self.guard(lambda: self._servers.commit(groups_of, scale, self.fresh_optimizer))
         self.fresh_optimizer = False
         self._reset()
 
@@ -133,9 +142,8 @@ class Step:
 
     def discard(self) -> None:
         """Drops the server's half, if it has one that no step() committed."""
-        pending = self._sealed or self._torn or self.connection.session.pending_row_count > 0
-        if self.connection.run.train and pending:
-            self._discard("zero_grad")
+        if self._servers.training and (self._sealed or self._torn or self._servers.pending_row_count > 0):
+            self._servers.discard("zero_grad")
         self._reset()
 
     def forget(self) -> None:
@@ -150,13 +158,15 @@ class Step:
     def share(self) -> None:
         """After gradients were zeroed. Of several trainers, one that sees no batch clips and decides as the others do:
         the server's gradients are the run's, and so each has them from the start."""
-        run = self.connection.run
-        if run.train and run.trainer_count > 1:
-            for name, p in self.placeholders.items():
+        if self._servers.trainer_count == 1:
+            return
+        for connection in self._servers.training:
+            for tensor in connection.model.tensors:
+                p = self.placeholders[tensor.name]
                 if p.requires_grad and p.grad is None:
-                    p.grad = ServerGradient.of(name, self._attempt, p)
+                    p.grad = ServerGradient.of(tensor.name, self._attempt, p)
 
-    def seal(self, attempt: _Attempt) -> _native.SealedStep:
+    def seal(self, attempt: _Attempt) -> Sealed:
         """Ends the step's backward calls and waits for the other trainers', once."""
         if attempt is not self._attempt:
             raise Error(
@@ -164,7 +174,7 @@ class Step:
                 "FAILED_PRECONDITION",
             )
         if self._sealed is None:
-            self._sealed = self.guard(lambda: self.connection.session.seal_step())
+            self._sealed = self.guard(self._servers.seal)
         return self._sealed
 
     def norm(self, attempt: _Attempt, tensor: str) -> float:
@@ -172,14 +182,11 @@ class Step:
         sealed = self.seal(attempt)
         if not sealed.finite:
             return math.nan
-        if self._squares is None:
-            self._squares = dict(zip(self.placeholders, sealed.tensor_sums_of_squares, strict=True))
-        return math.sqrt(self._squares[tensor]) / self._divisor
+        return math.sqrt(sealed.squares[tensor]) / self._divisor
 
     def _reset(self) -> None:
         self._attempt = _Attempt(self)
-        self._sealed: _native.SealedStep | None = None
-        self._squares: dict[str, float] | None = None
+        self._sealed: Sealed | None = None
         self._torn = False  # a call failed, so that the server may hold rows that the session does not know of
         self._given: set[str] = set()  # the placeholders that backward gave a gradient in this attempt
         self._pass: int | None = None  # the backward pass that was admitted last
@@ -207,15 +214,6 @@ class Step:
                     "FAILED_PRECONDITION",
                 )
         return first[1]
-
-    def _discard(self, reason: str) -> None:
-        """Moves to the attempt that is open now, in a new session where the old one is gone."""
-        try:
-            self.connection.session.discard_step(reason[:256])
-        except Error as error:
-            if error.reason != "UNKNOWN_SESSION":
-                raise
-            self.connection.reopen_session()
 
 
 class _Attempt:
