@@ -56,7 +56,8 @@ class RpcServer {
   EngineSlot engine_;
   grpc::ResourceQuota quota_{"shardmlp"};
   std::vector<std::unique_ptr<grpc::Service>> services_;
-  OpenStreams streams_;  // behind the services, since its thread may be about to drive a stream of theirs that has ended
+  // Behind the services: its thread may be about to drive a stream of theirs that has ended.
+  OpenStreams streams_;
   std::unique_ptr<grpc::Server> server_;
   std::vector<std::string> addresses_;
 };
