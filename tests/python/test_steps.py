@@ -118,6 +118,51 @@ def test_trainer_that_saw_no_batch_still_joins(folder, pair):
         assert_weights_of(trainer, twin)
 
 
+@pytest.mark.parametrize("to_none", [True, False])
+def test_trainer_that_saw_no_batch_clips_as_the_others_do(folder, pair, to_none):
+    first, second = pair
+    twin = load_model(folder("llama"))
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.2)
+    for seed in range(3):
+        first.backward(seed)
+        for name, p in second.local.items():
+            p.grad = torch.zeros_like(p)
+        average_local(*pair)
+        clips = [lambda t=t: torch.nn.utils.clip_grad_norm_(t.model.parameters(), 0.1).item() for t in pair]
+        norms = together(*clips)
+        assert together(*[t.optimizer.step for t in pair]) == [None, None]
+        for trainer in pair:
+            trainer.optimizer.zero_grad(set_to_none=to_none)
+        (loss_of(twin, seed) / 2).backward()
+        expected = torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.1).item()
+        assert norms == pytest.approx([expected, expected], rel=1e-5)
+        optimizer.step()
+        optimizer.zero_grad()
+    for trainer in pair:
+        assert_weights_of(trainer, twin)
+
+
+def test_trainer_that_saw_no_batch_and_dropped_gradients_by_hand_still_joins(folder, pair):
+    first, second = pair
+    first.backward(1)
+    for p in second.model.parameters():
+        p.grad = None
+    for name, p in second.local.items():
+        p.grad = torch.zeros_like(p)
+    average_local(*pair)
+    assert together(*[t.optimizer.step for t in pair]) == [None, None]
+    assert [t.remote.step for t in pair] == [1, 1]
+
+
+def test_one_trainer_can_not_zero_the_gradients_of_all(pair):
+    for trainer in pair:
+        trainer.backward(1)
+    for p in pair[0].model.parameters():
+        p.grad.zero_()
+    with pytest.raises(shardmlp.Error, match="were zeroed here and are those of all trainers"):
+        pair[0].optimizer.step()
+
+
 def ended_by_zero_grad(other):
     other.optimizer.zero_grad()
 

@@ -177,8 +177,11 @@ class _RemoteFunction(torch.autograd.Function):
             )
         x, version = ctx.saved_tensors
         _, _, _, input_gradient, *needed = ctx.needs_input_grad
-        trained = [name if need else None for name, need in zip(ctx.names, needed)]
-        weight_gradient = any([_accumulates(name, p) for name, p in zip(trained, ctx.placeholders) if name])
+        wanted = {
+            name: need and _accumulates(name, p)
+            for name, need, p in zip(ctx.names, needed, ctx.placeholders, strict=True)
+        }
+        weight_gradient = any(wanted.values())
         if weight_gradient:
             step.admit()
         dx = step.guard(
@@ -194,8 +197,7 @@ class _RemoteFunction(torch.autograd.Function):
         )
         if dx is not None:
             dx = dx.to(x.device)
-        gradients = (step.gradient(name) if name and weight_gradient else None for name in trained)
-        return None, None, None, dx, *gradients
+        return None, None, None, dx, *(step.gradients(wanted) if weight_gradient else [None] * len(wanted))
 
 
 def _accumulates(name: str, placeholder: nn.Parameter) -> bool:

@@ -36,6 +36,7 @@ class Step:
         self.placeholders: dict[str, nn.Parameter] = {}  # by the server's tensor name, in the server's order
         self.optimizer: torch.optim.Optimizer | None = None
         self.fresh_optimizer = False  # whether the server's optimizer state is zeroed ahead of the next commit
+        self._owes_unscaling = False  # to a GradScaler, which had done so when an attempt was aborted
         self._model = model
         self._divisor = servers.trainer_count if average else 1
         self._reset()
@@ -71,11 +72,18 @@ class Step:
     def admit(self) -> None:
         """Ahead of a backward call that adds weight gradients. Torch adds to what is in ``grad`` when a backward pass
         begins; what was dropped from there since the pass before is dropped from the server."""
+        if self._sealed is not None:
+            raise Error(
+                "the step is sealed, since the norm of its gradients was asked for, or whether they are finite "
+                "(clipping, unscaling), and nothing can be added to it: call step() or zero_grad()",
+                "FAILED_PRECONDITION",
+                "ALREADY_SEALED",
+            )
         backward_pass = torch._C._current_graph_task_id()
         if backward_pass == self._pass:
             return
         dropped, kept = [], []
-        for name, p in self.placeholders.items():
+        for name, p in self._held().items():
             factor = 0.0 if p.grad is None else self._factor(name, p)
             if factor not in (0, 1):
                 raise Error(
@@ -95,16 +103,21 @@ class Step:
             self.discard()
         self._pass = backward_pass
 
-    def gradient(self, name: str) -> ServerGradient:
-        """What a backward call that was admitted gives to the placeholder of ``name``."""
-        self._given.add(name)
-        return ServerGradient.of(name, self._attempt, self.placeholders[name])
+    def gradients(self, wanted: dict[str, bool]) -> list[ServerGradient | None]:
+        """What a backward call that was admitted gives to a layer's placeholders: to those whose ``grad`` it adds to.
+        The server has added to the others too."""
+        self._given.update(name for name, adds in wanted.items() if adds)
+        self._unwanted.update(name for name, adds in wanted.items() if not adds)
+        return [
+            ServerGradient.of(name, self._attempt, self.placeholders[name]) if adds else None
+            for name, adds in wanted.items()
+        ]
 
     def commit(self, optimizer: torch.optim.Optimizer) -> None:
         """Applies the server's half of the step with ``optimizer``'s hyperparameters as they are now."""
         if not self._servers.training:
             return
-        trained = {name: p for name, p in self.placeholders.items() if p.grad is not None}
+        trained = {name: p for name, p in self._held().items() if self._is_trained(p)}
         check_state(optimizer, self.placeholders)
         scale, found_inf = loss_scaling(optimizer)
         if found_inf or not trained:
@@ -112,8 +125,19 @@ class Step:
         check_optimizer(optimizer)
         factor = self._common_factor(trained)
         if factor == 0:  # what the server has is not wanted, and the optimizer steps on zeros
+            if self._servers.trainer_count > 1:
+                raise Error(
+                    "the server's gradients were zeroed here and are those of all trainers: call zero_grad()",
+                    "FAILED_PRECONDITION",
+                )
             self.discard()
             factor = 1.0
+        if self._owes_unscaling and not self._unscaled and scale == 1:
+            raise Error(
+                "a GradScaler unscaled the gradients of the attempt that was aborted, and takes these for unscaled "
+                "too: call its update() before the step's batches are run again",
+                "FAILED_PRECONDITION",
+            )
         sealed = self.seal(self._attempt)
         if not sealed.finite or not math.isfinite(factor):
             origin = sealed.non_finite_origin or "one that the trainer holds"
@@ -125,7 +149,7 @@ class Step:
         scale = factor / (scale * self._divisor)
         groups_of = functools.partial(parameter_groups, optimizer, trained=trained)
         self.guard(lambda: self._servers.commit(groups_of, scale, self.fresh_optimizer))
-        self.fresh_optimizer = False
+        self.fresh_optimizer = self._owes_unscaling = False
         self._reset()
 
     def hide_gradients(self) -> None:
@@ -152,6 +176,7 @@ class Step:
         for parameters in (self._model.parameters(), *(group["params"] for group in groups)):
             for p in parameters:
                 p.grad = None
+        self._owes_unscaling = self._owes_unscaling or self._unscaled
         self._reset()
         self.share()
 
@@ -163,7 +188,7 @@ class Step:
         for connection in self._servers.training:
             for tensor in connection.model.tensors:
                 p = self.placeholders[tensor.name]
-                if p.requires_grad and p.grad is None:
+                if p.requires_grad and (p.grad is None or not factor_of(p.grad, tensor.name, self._attempt)):
                     p.grad = ServerGradient.of(tensor.name, self._attempt, p)
 
     def seal(self, attempt: _Attempt) -> Sealed:
@@ -179,21 +204,54 @@ class Step:
 
     def norm(self, attempt: _Attempt, tensor: str) -> float:
         """The 2-norm of ``tensor``'s gradient, as the trainers average it. NaN where any tensor's is not finite."""
+        self._check_wanted(tensor)
         sealed = self.seal(attempt)
         if not sealed.finite:
             return math.nan
         return math.sqrt(sealed.squares[tensor]) / self._divisor
+
+    def unscale(self, attempt: _Attempt) -> bool:
+        """A GradScaler unscales the gradients. Whether all are finite."""
+        finite = self.seal(attempt).finite
+        self._unscaled = True
+        return finite
+
+    def _held(self) -> dict[str, nn.Parameter]:
+        """The placeholders that the optimizer holds; all, where there is none yet. What is in the others' ``grad``
+        counts for nothing."""
+        if self.optimizer is None:
+            return self.placeholders
+        held = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        for p in self.placeholders.values():
+            if id(p) not in held:
+                p.grad = None
+        return {name: p for name, p in self.placeholders.items() if id(p) in held}
+
+    def _is_trained(self, p: nn.Parameter) -> bool:
+        """As in torch, what has a gradient. Of several trainers, one that has none takes part in the others' step."""
+        return p.grad is not None or (p.requires_grad and self._servers.trainer_count > 1)
+
+    def _check_wanted(self, name: str) -> None:
+        if name in self._unwanted:
+            raise Error(
+                f"a backward of this step added to the gradients of {name}'s layer and not to its own (it was frozen, "
+                "or not among backward's inputs), and the server adds to all of a layer's: call zero_grad(), and "
+                "freeze it for whole steps",
+                "FAILED_PRECONDITION",
+            )
 
     def _reset(self) -> None:
         self._attempt = _Attempt(self)
         self._sealed: Sealed | None = None
         self._torn = False  # a call failed, so that the server may hold rows that the session does not know of
         self._given: set[str] = set()  # the placeholders that backward gave a gradient in this attempt
+        self._unwanted: set[str] = set()  # those that it gave none, though the server added to theirs
+        self._unscaled = False  # by a GradScaler
         self._pass: int | None = None  # the backward pass that was admitted last
         self._hidden: list[tuple[nn.Parameter, torch.Tensor]] = []
 
     def _factor(self, name: str, p: nn.Parameter) -> float:
-        factor = factor_of(p.grad, self._attempt)
+        factor = factor_of(p.grad, name, self._attempt)
         if factor is None:
             raise Error(
                 f"the gradients, such as that of {name}, were not zeroed since the last step(), and the server dropped "
@@ -204,7 +262,12 @@ class Step:
 
     def _common_factor(self, trained: dict[str, nn.Parameter]) -> float:
         """What all of the server's gradients are to be multiplied with."""
-        factors = {name: self._factor(name, p) for name, p in trained.items()}
+        factors = {name: self._factor(name, p) for name, p in trained.items() if p.grad is not None}
+        if not factors:
+            return 1.0
+        for name, factor in factors.items():
+            if factor:
+                self._check_wanted(name)
         first, *others = factors.items()
         for name, factor in others:
             if factor != first[1] and not (math.isnan(factor) and math.isnan(first[1])):
@@ -225,5 +288,5 @@ class _Attempt:
     def norm(self, tensor: str) -> float:
         return self._step.norm(self, tensor)
 
-    def is_finite(self) -> bool:
-        return self._step.seal(self).finite
+    def unscale(self) -> bool:
+        return self._step.unscale(self)
