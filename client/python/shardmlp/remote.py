@@ -13,9 +13,9 @@ from torch import nn
 
 from . import _native
 from .connection import Connection, Run, Timeouts
-from .matching import Match, check_outputs, check_weights, match_layers
+from .matching import Match, check_outputs, check_weights, local_weights, match_layers
 from .optimizers import check_optimizer, check_state
-from .remote_mlp import Placeholder, RemoteMLP
+from .remote_mlp import Placeholder, RemoteMLP, set_fetches
 from .step import Step
 
 
@@ -70,7 +70,7 @@ def offload(
     connection.open_session(Run(run_id, trainer_count, trainer_rank, train))
     try:
         if not resume:
-            check_weights(matches, connection)
+            check_weights(local_weights(matches), connection)
             for match in matches:
                 check_outputs(match, connection)
     except BaseException:
@@ -179,14 +179,11 @@ class Remote:
 
     def local_state_dict(self) -> dict[str, Any]:
         """``model.state_dict()`` without the server's tensors, to be saved beside a checkpoint of the server."""
-        placeholders = [module for module in self.model.modules() if isinstance(module, Placeholder)]
-        for placeholder in placeholders:
-            placeholder.fetches = False
+        set_fetches(self.model, False)
         try:
             return self.model.state_dict()
         finally:
-            for placeholder in placeholders:
-                placeholder.fetches = True
+            set_fetches(self.model, True)
 
     def save_checkpoint(self, name: str) -> _native.Checkpoint:
         """Saves the server's weights and optimizer state, as of the last commit, under ``name`` on the server. A
