@@ -14,9 +14,9 @@ from torch import nn
 from . import _native
 from .connection import Connection, Run, Timeouts
 from .errors import StepAborted
-from .matching import Match, check_outputs, check_weights, match_layers
+from .matching import Match, check_outputs, check_weights, local_weights, match_layers
 from .optimizers import check_optimizer, check_state
-from .remote_mlp import Placeholder, RemoteMLP
+from .remote_mlp import Placeholder, RemoteMLP, set_fetches
 from .servers import MemoryPlan, Servers
 from .step import Step
 
@@ -75,7 +75,7 @@ def offload(
             train = not connection.model.frozen and any(p.requires_grad for m in own for p in m.parameters())
             connection.open_session(Run(run_id, trainer_count, trainer_rank, train))
         for connection, own in matches.items() if not resume else ():
-            check_weights(own, connection)
+            check_weights(local_weights(own), connection)
             for match in own:
                 check_outputs(match, connection)
     except BaseException:
@@ -200,14 +200,11 @@ class Remote:
 
     def local_state_dict(self) -> dict[str, Any]:
         """``model.state_dict()`` without the server's tensors, to be saved beside a checkpoint of the server."""
-        placeholders = [module for module in self.model.modules() if isinstance(module, Placeholder)]
-        for placeholder in placeholders:
-            placeholder.fetches = False
+        set_fetches(self.model, False)
         try:
             return self.model.state_dict()
         finally:
-            for placeholder in placeholders:
-                placeholder.fetches = True
+            set_fetches(self.model, True)
 
     def save_checkpoint(self, name: str) -> _native.Checkpoint:
         """Saves the server's weights and optimizer state, as of the last commit, under ``name`` on the server. A

@@ -75,6 +75,13 @@ class Placeholder(nn.Module):
                 )
 
 
+def set_fetches(model: nn.Module, fetches: bool) -> None:
+    """Whether ``model``'s state_dict() holds the server's weights."""
+    for module in model.modules():
+        if isinstance(module, Placeholder):
+            module.fetches = fetches
+
+
 def _check_version(state_dict, prefix: str, target: str, version: int) -> None:
     """A state dict holds a server's weights of one step: each module notes whose and which in its metadata."""
     noted = [m["weights_version"] for m in state_dict._metadata.values() if "weights_version" in m]
