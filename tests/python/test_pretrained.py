@@ -132,17 +132,15 @@ UNDER_A_LIMIT = """
 
     folder, target, mib = sys.argv[1], sys.argv[2], int(sys.argv[3])
     torch.set_num_threads(1)
-    if mib:  # beyond what Python and its libraries have taken
-        taken = int(re.search(r"VmData:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
-        resource.setrlimit(resource.RLIMIT_DATA, (taken + mib * 2**20,) * 2)
+    taken = int(re.search(r"VmData:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
+    resource.setrlimit(resource.RLIMIT_DATA, (taken + mib * 2**20,) * 2)  # beyond what the libraries have taken
     if target == "none":
         transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        print("loaded")
         sys.exit()
     model, remote = shardmlp.from_pretrained(folder, target, dtype=torch.float32)
     optimizer = remote.wrap(torch.optim.SGD(model.parameters(), lr=0.1))
     ids = torch.arange(14).reshape(2, 7)
-    for _ in range(3):
+    for _ in range(2):
         loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         optimizer.step()
@@ -173,11 +171,10 @@ def test_model_whose_load_a_memory_limit_ends_trains_under_that_limit(serve, tmp
             env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
 
     limit = 480
-    assert run("none", 0).stdout == "loaded\n"
     ended = run("none", limit)
     assert ended.returncode != 0 and "allocate memory" in ended.stderr, ended.stderr
     server = serve(tmp_path, "--dtype=f32")
@@ -185,4 +182,4 @@ def test_model_whose_load_a_memory_limit_ends_trains_under_that_limit(serve, tmp
     trained = run(server.target, limit)
     assert trained.returncode == 0, trained.stderr
     losses = [float(line.split()[1]) for line in trained.stdout.splitlines()]
-    assert len(losses) == 3 and losses[2] < losses[0]
+    assert len(losses) == 2 and losses[1] < losses[0]

@@ -65,9 +65,9 @@ def from_pretrained(
         model_class.__init__(self, *arguments, **keywords)
         with torch.device("cpu"):
             remote = offload(self, target, **options)
-        remotes.append(remote)
-        if not options.get("resume"):
-            check_weights(_stored_weights(folder, remote._connection.model.tensors), remote._connection)
+            remotes.append(remote)
+            if not options.get("resume"):
+                check_weights(_stored_weights(folder, remote._connection.model.tensors), remote._connection)
         set_fetches(self, False)
         self._keys_to_ignore_on_load_unexpected |= {f"^{re.escape(name)}$" for name in _server_names(remote)}
 
