@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 
+import huggingface_hub
 import pytest
 import torch
 from conftest import QUICK
@@ -82,6 +84,20 @@ def test_files_of_a_base_model_and_in_shards(folder, serve, load, tmp_path, chan
         assert relative(mine(tokens(1))[0], expected) < 1e-5
 
 
+def test_name_on_the_hub(folder, serve, load, tmp_path, monkeypatch):
+    """As its cache has it."""
+    cached = tmp_path / "models--someone--tiny"
+    commit = "0123456789" * 4
+    shutil.copytree(folder("llama"), cached / "snapshots" / commit)
+    (cached / "refs").mkdir()
+    (cached / "refs/main").write_text(commit)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    model, _ = load("someone/tiny", serve(folder("llama")))
+    with torch.no_grad():
+        assert relative(model(tokens(1)).logits, load_model(folder("llama"))(tokens(1)).logits) < 1e-5
+
+
 @pytest.mark.parametrize(
     "dtype, expected", [("auto", torch.bfloat16), (torch.float32, torch.float32), ("float32", torch.float32)]
 )
@@ -108,8 +124,8 @@ def test_weights_that_are_not_the_servers_are_refused_by_name(folder, serve, loa
     _, remote = load(folder("llama"), server)  # the refusal left the trainer's place free
     remote.close()
     _, remote = load(tmp_path, server, resume=True)
-    assert torch.equal(remote.state_dict()["model.layers.1.mlp.up_proj.weight"][3, 4] + 1,
-                       state["model.layers.1.mlp.up_proj.weight"][3, 4])
+    name = "model.layers.1.mlp.up_proj.weight"
+    assert torch.equal(remote.state_dict()[name][3, 4] + 1, state[name][3, 4])
 
 
 def test_what_is_not_a_folder_of_the_servers_model(folder, serve, load, tmp_path):
