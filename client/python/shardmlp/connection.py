@@ -124,7 +124,7 @@ class Connection:
         """y [T, O] and the weights version it was computed with, from x [T, H], in x's dtype and on its device."""
         session = self.session
         x = _host_rows(x)
-        y = torch.empty(x.shape[0], output_size, dtype=x.dtype)
+        y = torch.empty(x.shape[0], output_size, dtype=x.dtype, device="cpu")
         version = session.forward(layer, _matrix(x), _matrix(y))
         return y, version
 
@@ -148,14 +148,14 @@ class Connection:
                 "FROZEN",
             )
         x, dy = _host_rows(x), _host_rows(dy)
-        dx = torch.empty(x.shape, dtype=x.dtype) if input_gradient else None
+        dx = torch.empty(x.shape, dtype=x.dtype, device="cpu") if input_gradient else None
         to = _native.Matrix() if dx is None else _matrix(dx)
         session.backward(layer, weights_version, _matrix(x), _matrix(dy), to, weight_gradient)
         return dx
 
     def read_tensor(self, tensor: _native.Tensor) -> tuple[torch.Tensor, int]:
         """The server's weights now, on the host, in the file's shape and the served dtype, and their version."""
-        to = torch.empty(tensor.shape, dtype=_TORCH_DTYPES[tensor.dtype])
+        to = torch.empty(tensor.shape, dtype=_TORCH_DTYPES[tensor.dtype], device="cpu")
         version = self.client.read_tensor(tensor.name, to.data_ptr(), to.numel() * to.element_size())
         return to, version
 

@@ -131,7 +131,7 @@ def check_outputs(match: Match, connection: Connection) -> None:
         return
     mlp = nn.Sequential(*(part.module for part in match.parts))
     generator = torch.Generator().manual_seed(match.layer.layer)
-    x = torch.randn(4, match.layer.hidden_size, generator=generator).to(parameters[0])
+    x = torch.randn(4, match.layer.hidden_size, generator=generator, device="cpu").to(parameters[0])
     modes = [(module, module.training) for module in mlp.modules()]
     mlp.eval()
     with torch.no_grad():

@@ -66,6 +66,9 @@ def offload(
             adapters, hooks or dropout that can't be honoured, it is offloaded already, or two servers have one layer.
         Error: The server is unreachable or refuses the session.
     """
+    wrapper = next((m for m in model.modules() if isinstance(m, nn.parallel.DistributedDataParallel)), None)
+    if wrapper is not None:
+        raise ValueError("the model is wrapped in DistributedDataParallel already: offload it first, and wrap it then")
     targets = [target] if isinstance(target, str) else list(target)
     servers = Servers([Connection(each, connections, timeouts) for each in targets])
     servers.check()
