@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import torch
@@ -13,7 +14,7 @@ from . import _native
 from .connection import Connection
 from .errors import Error, StepAborted
 from .gradient import ServerGradient, factor_of
-from .optimizers import check_state, loss_scaling, parameter_groups
+from .optimizers import check_holds, check_state, loss_scaling, parameter_groups
 
 T = TypeVar("T")
 
@@ -87,9 +88,31 @@ class Step:
             self.discard()
         self._pass = backward_pass
 
-    def gradient(self, name: str) -> ServerGradient:
-        """What a backward call that was admitted gives to the placeholder of ``name``."""
-        self._given.add(name)
+    def give(self, names: Iterable[str]) -> None:
+        """Notes that a backward call which was admitted gives the placeholders of ``names`` a gradient."""
+        self._given.update(names)
+
+    def stand_for(self, placeholders: dict[str, nn.Parameter]) -> None:
+        """Takes the model's placeholders, by the server's tensor name, in the server's order. What reaches ``grad`` of
+        one is the server's gradient."""
+        self.placeholders = placeholders
+        for name, p in placeholders.items():
+            trained = p.requires_grad
+            p.requires_grad_(True).register_hook(functools.partial(self._gradient, name))
+            p.requires_grad_(trained)
+
+    def check_placeholders(self, found: dict[str, nn.Parameter | None]) -> None:
+        """Raises Error naming one of ``found`` which is not the Parameter that stands for its tensor."""
+        for name, p in found.items():
+            if p is not self.placeholders[name]:
+                raise Error(
+                    f"the parameter that stands for the server's {name} was replaced by a {type(p).__name__}: a "
+                    "wrapper that shards or replaces parameters has to leave the server's alone, such as with "
+                    "fully_shard(..., ignored_params=remote.placeholders())",
+                    "FAILED_PRECONDITION",
+                )
+
+    def _gradient(self, name: str, mark: torch.Tensor) -> ServerGradient:
         return ServerGradient.of(name, self._attempt, self.placeholders[name])
 
     def commit(self, optimizer: torch.optim.Optimizer) -> None:
@@ -97,6 +120,7 @@ class Step:
         if not self.connection.run.train:
             return
         trained = {name: p for name, p in self.placeholders.items() if p.grad is not None}
+        check_holds(optimizer, {name: p for name, p in self.placeholders.items() if p.requires_grad})
         check_state(optimizer, self.placeholders)
         scale, found_inf = loss_scaling(optimizer)
         if found_inf or not trained:
