@@ -201,7 +201,8 @@ def _check_tensors(part: Part) -> None:
         if name not in tensors:
             _refuse(
                 f"{path}.{name}",
-                "the server has no such tensor; adapters on an MLP can't be honoured"
+                "the server has no such tensor; adapters on an MLP can't be honoured: leave its linear layers out of "
+                "their configuration, as PEFT's target_modules"
                 if "lora" in name or "base_layer" in name
                 else "the server has no such tensor",
             )

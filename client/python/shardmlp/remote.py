@@ -15,7 +15,7 @@ from . import _native
 from .connection import Connection, Run, Timeouts
 from .errors import StepAborted
 from .matching import Match, check_outputs, check_weights, local_weights, match_layers
-from .optimizers import check_optimizer, check_state
+from .optimizers import check_holds, check_optimizer, check_state
 from .remote_mlp import Placeholder, RemoteMLP, set_fetches
 from .servers import MemoryPlan, Servers
 from .step import Step
@@ -107,7 +107,7 @@ class Remote:
         self._step.fresh_optimizer = not resume and servers.step > 0
         self.layers = [self._swap(match, connection) for connection, own in matches.items() for match in own]
         placeholders = {name: p for layer in self.layers for name, p in layer.module.placeholders().items()}
-        self._step.placeholders = {name: placeholders[name] for name in servers.tensors}
+        self._step.stand_for({name: placeholders[name] for name in servers.tensors})
         for connection in servers.connections:
             for tensor in connection.model.tensors if connection.model.frozen else ():
                 placeholders[tensor.name].requires_grad_(False)
@@ -134,6 +134,11 @@ class Remote:
     def trainer_count(self) -> int:
         """Trainers in the run."""
         return self._servers.trainer_count
+
+    def placeholders(self) -> set[nn.Parameter]:
+        """The model's parameters that stand for the server's tensors, without elements. What shards or replaces
+        parameters has to leave them alone: ``fully_shard(..., ignored_params=remote.placeholders())``."""
+        return set(self._step.placeholders.values())
 
     def report(self) -> str:
         """A table of the layers that were swapped: sizes, activation, tensors that are trained, and memory freed."""
@@ -181,13 +186,8 @@ class Remote:
         check_optimizer(optimizer)
         if self._step.optimizer is not None:
             raise ValueError("an optimizer is wrapped already, and one alone can commit the server's steps")
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         trained = {name: p for name, p in self._step.placeholders.items() if p.requires_grad}
-        if trained and not any(id(p) in held for p in trained.values()):
-            raise ValueError(
-                f"the optimizer holds none of the server's tensors, such as {next(iter(trained))}: give it "
-                "model.parameters(), and where they are not to be trained, set requires_grad to False"
-            )
+        check_holds(optimizer, trained)
         check_state(optimizer, trained)
         self._step.optimizer = optimizer
         optimizer.register_step_pre_hook(functools.partial(_commit_first, self))
