@@ -89,7 +89,7 @@ def test_nothing_is_kept_without_gradients(twins):
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             assert relative(compiled(tokens(1)).logits, twins.local(tokens(1)).logits) < 1e-5
-    assert twins.remote._connection.session.pending_row_count == 0
+    assert twins.remote._servers.connections[0].session.pending_row_count == 0
 
 
 def test_layers_compiled_one_by_one_share_their_code(twins):
@@ -114,7 +114,7 @@ def test_gradients_that_are_returned_are_not_added(twins):
     (got,) = torch.autograd.grad(whole(mine)(x).sum(), x)
     (expected,) = torch.autograd.grad(theirs(x).sum(), x)
     assert relative(got, expected) < 1e-5
-    assert twins.remote._connection.session.pending_row_count == 0
+    assert twins.remote._servers.connections[0].session.pending_row_count == 0
 
 
 def test_compiled_before_offload(folder, serve, offload):
