@@ -43,4 +43,4 @@ def test_layers_that_are_checkpointed_and_not_recomputed(twins, reentrant):
     with torch.no_grad():
         mine, theirs = loss_of(twins.model, 1), loss_of(twins.local, 1)
     assert mine.item() == pytest.approx(theirs.item(), rel=1e-5)
-    assert twins.remote._connection.session.pending_row_count == 0
+    assert twins.remote._servers.connections[0].session.pending_row_count == 0
