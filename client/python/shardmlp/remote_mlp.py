@@ -171,8 +171,8 @@ class RemoteMLP(Placeholder):
     def differentiate(
         self, x: torch.Tensor, weights_version: int, dy: torch.Tensor, input_gradient: bool, trained: list[bool]
     ) -> torch.Tensor | None:
-        """dx [..., H], or None where it is not asked for, from x [..., H] and dy [..., O] of one dtype. In a backward pass
-        that adds to the ``grad`` of any of the ``trained`` placeholders, the server adds its weight gradients."""
+        """dx [..., H], or None where it is not asked for, from x [..., H] and dy [..., O] of one dtype. In a backward
+        pass that adds to the ``grad`` of any of the ``trained`` placeholders, the server adds its weight gradients."""
         layer, step = self.layer, self._step
         mine = {name: p for (name, p), train in zip(self.placeholders().items(), trained, strict=True) if train}
         weight_gradient = any([_accumulates(name, p) for name, p in mine.items()])
