@@ -166,7 +166,8 @@ class RemoteMLP(Placeholder):
         check_dtype(x.dtype)
         rows = x.reshape(-1, layer.hidden_size)
         y, version = step.guard(lambda: step.connection.forward(layer.layer, rows, layer.output_size))
-        return y.reshape(*x.shape[:-1], layer.output_size).to(x.device), version
+        # No view, since one that an operator returns can't be changed in place, as Falcon does with an MLP's output.
+        return torch.ops.aten._unsafe_view(y, (*x.shape[:-1], layer.output_size)).to(x.device), version
 
     def differentiate(
         self, x: torch.Tensor, weights_version: int, dy: torch.Tensor, input_gradient: bool, trained: list[bool]
