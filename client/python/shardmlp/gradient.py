@@ -114,12 +114,18 @@ def _add_(to: torch.Tensor, other: torch.Tensor, *, alpha: float = 1) -> torch.T
 def _multiply_(gradient: ServerGradient, by: float | torch.Tensor) -> ServerGradient:
     if not isinstance(gradient, ServerGradient) or (isinstance(by, torch.Tensor) and by.numel() != 1):
         raise TypeError("a gradient that is on the server can be multiplied with one number alone")
-    gradient._value.factor *= float(by)
+    gradient._value.factor *= _number(by)
     return gradient
 
 
 def _divide_(gradient: ServerGradient, by: float | torch.Tensor) -> ServerGradient:
-    return _multiply_(gradient, 1 / float(by) if by else math.inf)
+    by = _number(by)
+    return _multiply_(gradient, 1 / by if by else math.inf)
+
+
+def _number(t: float | torch.Tensor) -> float:
+    """The value of ``t``, which is a DTensor where local gradients are sharded."""
+    return float(t.full_tensor() if hasattr(t, "full_tensor") else t)
 
 
 def _zero_(gradient: ServerGradient) -> ServerGradient:

@@ -174,13 +174,14 @@ class RemoteMLP(Placeholder):
         check_dtype(x.dtype)
         rows = x.reshape(-1, layer.hidden_size)
         y, version = step.guard(lambda: step.connection(layer).forward(layer.layer, rows, layer.output_size), layer)
-        return y.reshape(*x.shape[:-1], layer.output_size).to(x.device), version
+        # No view, since one that an operator returns can't be changed in place, as Falcon does with an MLP's output.
+        return torch.ops.aten._unsafe_view(y, (*x.shape[:-1], layer.output_size)).to(x.device), version
 
     def differentiate(
         self, x: torch.Tensor, weights_version: int, dy: torch.Tensor, input_gradient: bool, trained: list[bool]
     ) -> torch.Tensor | None:
-        """dx [..., H], or None where it is not asked for, from x [..., H] and dy [..., O] of one dtype. In a backward pass
-        that adds to the ``grad`` of any of the ``trained`` placeholders, the server adds its weight gradients."""
+        """dx [..., H], or None where it is not asked for, from x [..., H] and dy [..., O] of one dtype. In a backward
+        pass that adds to the ``grad`` of any of the ``trained`` placeholders, the server adds its weight gradients."""
         layer, step = self.layer, self._step
         wanted = {
             name: train and _accumulates(name, p)
