@@ -114,3 +114,15 @@ def test_parameter_that_was_replaced_is_refused(twins):
     twins.model.model.layers[1].mlp.up_proj.weight = torch.nn.Parameter(torch.empty(0))
     with pytest.raises(shardmlp.Error, match="layers.1.mlp.up_proj.weight was replaced .*ignored_params=remote.place"):
         loss_of(twins.model, 1)
+
+
+def test_optimizer_whose_parameters_were_taken_over_is_refused(twins):
+    """As DeepSpeed's ZeRO puts flat partitions of its own into the groups: the local half is not done alone."""
+    twins.optimize(torch.optim.SGD, lr=0.2)
+    loss_of(twins.model, 1).backward()
+    partition = torch.nn.Parameter(torch.ones(4))
+    partition.grad = torch.ones(4)
+    twins.mine.param_groups[0]["params"] = [partition]
+    with pytest.raises(ValueError, match="holds none of the server's tensors.*DeepSpeed's ZeRO"):
+        twins.mine.step()
+    assert twins.remote.step == 0 and torch.equal(partition.detach(), torch.ones(4))
