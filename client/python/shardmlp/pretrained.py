@@ -33,8 +33,8 @@ def from_pretrained(
     The model is in evaluation mode, as transformers' is: call ``train()`` before training with dropout.
 
     Args:
-        folder: A Hugging Face folder of the weights that the server was started with, config.json and safetensors in one
-            file or several; or a name on the Hub, whose folder is then downloaded or taken from the cache.
+        folder: A Hugging Face folder of the weights that the server was started with, config.json and safetensors in
+            one file or several; or a name on the Hub, whose folder is then downloaded or taken from the cache.
         target: "host:port" or "unix:/path", or several, as for :func:`offload`.
         model_class: One of transformers' model classes. By default the one that config.json names.
         dtype: Of the parameters: "auto", as they are in the folder, or a torch.dtype.
@@ -72,7 +72,7 @@ def from_pretrained(
             for connection in remote._servers.connections if not options.get("resume") else ():
                 check_weights(_stored_weights(folder, connection.model.tensors), connection)
         set_fetches(self, False)
-        self._keys_to_ignore_on_load_unexpected |= {f"^{re.escape(name)}$" for name in _server_names(remote)}
+        self._keys_to_ignore_on_load_unexpected |= {f"^{re.escape(name)}$" for name in remote._names()}
 
     # The same class but for its constructor: transformers finds things by a class's name and module.
     names = {name: getattr(model_class, name) for name in ("__module__", "__qualname__", "__doc__")}
@@ -86,12 +86,6 @@ def from_pretrained(
     model.__class__ = model_class
     set_fetches(model, True)
     return model, remotes[0]
-
-
-def _server_names(remote: Remote) -> Iterator[str]:
-    """Those of the server's tensors in the model."""
-    theirs = {id(p) for layer in remote.layers for p in layer.module.placeholders().values()}
-    return (name for name, p in remote.model.named_parameters(remove_duplicate=False) if id(p) in theirs)
 
 
 def _stored_weights(

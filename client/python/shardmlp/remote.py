@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +71,6 @@ def offload(
         raise ValueError("the model is wrapped in DistributedDataParallel already: offload it first, and wrap it then")
     targets = [target] if isinstance(target, str) else list(target)
     servers = Servers([Connection(each, connections, timeouts) for each in targets])
-    servers.check()
     matches = {connection: match_layers(model, connection.model) for connection in servers.connections}
     try:
         for connection, own in matches.items():
@@ -113,7 +112,9 @@ class Remote:
                 placeholders[tensor.name].requires_grad_(False)
         _discard_first(model, self._step)
         self._step.share()
-        _ignore_in_ddp(model, self._step.placeholders.values())
+        # DistributedDataParallel has nothing to average of these.
+        ignored = [*getattr(model, "_ddp_params_and_buffers_to_ignore", []), *self._names()]
+        model._ddp_params_and_buffers_to_ignore = ignored
 
     @property
     def step(self) -> int:
@@ -241,6 +242,11 @@ class Remote:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _names(self) -> list[str]:
+        """Of the placeholders in the model."""
+        theirs = {id(p) for p in self._step.placeholders.values()}
+        return [name for name, p in self.model.named_parameters(remove_duplicate=False) if id(p) in theirs]
+
     def _swap(self, match: Match, connection: Connection) -> OffloadedLayer:
         freed = sum(p.numel() * p.element_size() for p in match.parameters() if not p.is_meta)
         first, *rest = match.parts
@@ -250,13 +256,6 @@ class Remote:
             parent, _, name = part.path.rpartition(".")
             setattr(self.model.get_submodule(parent), name, stand_in)
         return OffloadedLayer(match.path, module, freed)
-
-
-def _ignore_in_ddp(model: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
-    """DistributedDataParallel has nothing to average of these."""
-    ignored = {id(p) for p in parameters}
-    names = [name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in ignored]
-    model._ddp_params_and_buffers_to_ignore = [*getattr(model, "_ddp_params_and_buffers_to_ignore", []), *names]
 
 
 def _discard_first(owner: nn.Module | torch.optim.Optimizer, step: Step) -> None:
