@@ -20,10 +20,9 @@ DATA = [{"input_ids": tokens(seed, batch=1)[0], "labels": tokens(seed, batch=1)[
 
 def arguments(out, **options) -> TrainingArguments:
     """6 updates of 2 micro-batches of 2."""
-    options = dict(save_strategy="no", max_grad_norm=0.5, adam_epsilon=1e-4) | options
+    options = dict(num_train_epochs=1, save_strategy="no", max_grad_norm=0.5, adam_epsilon=1e-4) | options
     return TrainingArguments(
         output_dir=out,
-        num_train_epochs=1,
         per_device_train_batch_size=2,
         gradient_accumulation_steps=2,
         learning_rate=1e-3,
@@ -123,6 +122,28 @@ def test_resuming_takes_server_and_trainer_back_together(folder, serve, offload,
     assert remote.step == 6
     assert_same_run(resumed, local)
     assert_same_folders(tmp_path / "a" / "checkpoint-6", tmp_path / "b" / "checkpoint-6")
+
+
+def test_what_save_total_limit_deletes_is_deleted_on_the_server_too(folder, serve, offload, tmp_path):
+    """Also of folders that an earlier process saved; and nothing else is."""
+    server = serve(folder("llama"))
+    model = load_model(folder("llama"))
+    remote = offload(model, server)
+    remote.save_checkpoint("of-another")
+    saving = dict(save_strategy="steps", save_steps=2, save_total_limit=2)
+    make(model, tmp_path / "a", remote, **saving).train()
+
+    def kept():
+        notes = (tmp_path / "a").glob("checkpoint-*/shardmlp.json")
+        return {json.loads(note.read_text())["checkpoint"] for note in notes}
+
+    assert {c.name for c in remote.checkpoints()} == {"of-another", "a-4", "a-6"} == {"of-another"} | kept()
+    remote.close()
+    model = load_model(folder("llama"))
+    remote = offload(model, server, resume=True)
+    resumed = make(model, tmp_path / "a", remote, num_train_epochs=2, **saving)
+    resumed.train(resume_from_checkpoint=True)
+    assert {c.name for c in remote.checkpoints()} == {"of-another", "a-10", "a-12"} == {"of-another"} | kept()
 
 
 def test_resuming_is_refused_without_the_servers_checkpoint(folder, serve, offload, tmp_path):
