@@ -8,6 +8,7 @@ import os
 import pytest
 import torch
 from models import load_model, loss_of, relative
+from test_hugging_face import logged, make
 
 import shardmlp
 
@@ -120,6 +121,43 @@ def test_two_ranks_without_zero(folder, serve, tmp_path):
         steps, state = torch.load(tmp_path / rank)
         assert steps == 3
         assert max(relative(state[name], weights) for name, weights in local.state_dict().items()) < 1e-4
+
+
+def hugging_face_trainer(rank, folder, targets, rendezvous, out):
+    prepare(rank, 1, rendezvous)
+    config = dict(
+        zero_optimization=dict(stage=0),
+        train_micro_batch_size_per_gpu="auto",
+        gradient_accumulation_steps="auto",
+        gradient_clipping="auto",
+        zero_allow_untested_optimizer=True,
+        zero_force_ds_cpu_optimizer=False,
+    )
+    model = load_model(folder)
+    remote = shardmlp.offload(model, targets[0])
+    trainer = make(model, out, remote, deepspeed=config)
+    trainer.train()
+    torch.save((remote.step, logged(trainer, "loss")), out / "results")
+    remote.close()
+
+    config["zero_optimization"]["stage"] = 2
+    model = load_model(folder)
+    with shardmlp.offload(model, targets[1]) as remote:
+        with pytest.raises(ValueError, match="DeepSpeedZeroOptimizer; the server has .*use stage 0"):
+            make(model, out, remote, deepspeed=config).train()
+        assert remote.step == 0
+
+
+def test_hugging_faces_trainer(folder, serve, tmp_path):
+    """Commits without ZeRO, and with it is refused as it starts."""
+    targets = [serve(folder("llama")).target for _ in range(2)]
+    arguments = (folder("llama"), targets, tmp_path / "rendezvous", tmp_path)
+    torch.multiprocessing.spawn(hugging_face_trainer, arguments, nprocs=1)
+    local = make(load_model(folder("llama")), tmp_path)
+    local.train()
+    steps, losses = torch.load(tmp_path / "results")
+    assert steps == 6
+    assert losses == pytest.approx(logged(local, "loss"), rel=1e-5)
 
 
 MODES = {

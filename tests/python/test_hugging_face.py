@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 
 import pytest
@@ -99,6 +100,35 @@ def test_trainer_under_bf16_autocast(folder, serve, offload, tmp_path):
     for trainer in (mine, theirs):
         trainer.train()
     assert_same_run(mine, theirs, bound=3e-2)
+
+
+def test_fp16_on_a_cpu_is_f32(folder, serve, offload, tmp_path):
+    """accelerate has neither autocast nor a GradScaler for it there, and says nothing; nor does the server's half."""
+    model, local = load_model(folder("llama")), load_model(folder("llama"))
+    remote = offload(model, serve(folder("llama")))
+    mine, theirs = make(model, tmp_path / "a", remote, fp16=True), make(local, tmp_path / "b")
+    for trainer in (mine, theirs):
+        trainer.train()
+    assert mine.accelerator.mixed_precision == "fp16" and mine.accelerator.scaler is None
+    assert remote.step == 6
+    assert_same_run(mine, theirs)
+
+
+def test_fp16_as_on_an_accelerator(folder, serve, offload, tmp_path):
+    """Autocast and a GradScaler, as accelerate sets them up there. The first scale overflows: both sides skip."""
+    model, local = load_model(folder("llama")), load_model(folder("llama"))
+    remote = offload(model, serve(folder("llama")))
+    mine, theirs = make(model, tmp_path / "a", remote, fp16=True), make(local, tmp_path / "b", fp16=True)
+    for trainer in (mine, theirs):
+        trainer.accelerator.native_amp = True
+        trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**19, backoff_factor=2.0**-6)
+        trainer.train()
+    scale = mine.accelerator.scaler.get_scale()
+    assert scale == theirs.accelerator.scaler.get_scale() == 2.0**13
+    assert remote.step == 5
+    assert not math.isfinite(logged(mine, "grad_norm")[0])
+    for name in ("loss", "grad_norm", "learning_rate"):
+        assert logged(mine, name)[1:] == pytest.approx(logged(theirs, name)[1:], rel=1e-3), name
 
 
 def test_resuming_takes_server_and_trainer_back_together(folder, serve, offload, tmp_path):

@@ -33,7 +33,7 @@ def attach(trainer: Trainer, remote: Remote) -> None:
       ``load_best_model_at_end`` restore both, or raise. Offload with ``resume=True`` in a script that resumes.
       ``save_total_limit`` deletes both.
     - A step that the server aborts is run again from its first micro-batch, up to 3 times. One of several trainers
-      can't do so by itself, nor one with a GradScaler (fp16): StepAborted ends their run.
+      can't do so by itself, nor one with a GradScaler (fp16) or in DeepSpeed's engine: StepAborted ends their run.
     - What ends ``train()`` in mid-step, as Ctrl-C does, discards the step, here and on the server. ``train()``, with
       ``resume_from_checkpoint=True``, goes on from the last checkpoint: in the same process or in another, and also
       where the server was started again in between.
@@ -69,7 +69,10 @@ class _Update:
 
     def __init__(self, trainer: Trainer, remote: Remote) -> None:
         self._remote = remote
-        self._scales = trainer.accelerator.scaler is not None
+        # Neither a GradScaler's step() nor DeepSpeed's, which it takes with the last backward, can be begun anew from
+        # within; of several trainers, none by itself.
+        bound = trainer.accelerator.scaler is not None or trainer.is_deepspeed_enabled
+        self._redoes = remote.trainer_count == 1 and not bound
         self._run_train = trainer.train
         self._run_training_step = trainer.training_step
         self._run_clip = trainer.accelerator.clip_grad_norm_
@@ -114,8 +117,7 @@ class _Update:
             self._run_clip(parameters, *args, **kwargs)
 
     def _again(self, error: StepAborted) -> torch.Tensor:
-        # A GradScaler's step() can't be begun anew from within.
-        if self._remote.trainer_count > 1 or self._scales:
+        if not self._redoes:
             raise error
         for _ in range(_TRIES):
             try:

@@ -47,7 +47,8 @@ def offload(
 
     Tensors whose ``requires_grad`` is False get no update; where it is so for all of them, or the server is frozen (all
     are then set to it), this trainer takes part in no step. All checks come before the first swap, so that a refusal
-    leaves the model as it was.
+    leaves the model as it was. However the script ends, by Ctrl-C or SIGTERM too, its session is closed, and the step
+    that was open is dropped; where the program handles SIGTERM itself, it has to end as usual for that.
 
     Args:
         model: A transformers model, wrapped or not, or one of the same module paths. It is changed in place.
@@ -122,7 +123,7 @@ class Remote:
         _discard_first(model, self._step)
         step = weakref.ref(self._step)
         self._unwrapped = refuse_unwrapped(lambda: (own := step()) is not None and own.holds_gradients)
-        weakref.finalize(self, self._unwrapped.remove)
+        weakref.finalize(self._step, self._unwrapped.remove)
         self._step.share()
         # DistributedDataParallel has nothing to average of these.
         ignored = [*getattr(model, "_ddp_params_and_buffers_to_ignore", []), *self._names()]
