@@ -62,7 +62,8 @@ def interrupted(then: Callable[[], None] = lambda: None):
 
 
 def stop_here() -> None:
-    """In a script that end_by_signal() runs: lets it freeze the server, and says when the main thread stands in a call."""
+    """In a script that end_by_signal() runs: lets it freeze the server, and says once the main thread stands in a
+    call."""
     print("here", flush=True)
     sys.stdin.readline()
     threading.Thread(

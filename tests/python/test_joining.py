@@ -17,7 +17,8 @@ def step_of(trainer, seed):
 
 
 def commit_together(*trainers):
-    assert together(*(lambda t=t, seed=seed: step_of(t, seed) for seed, t in enumerate(trainers))) == [None] * len(trainers)
+    steps = [lambda t=t, seed=seed: step_of(t, seed) for seed, t in enumerate(trainers)]
+    assert together(*steps) == [None] * len(trainers)
 
 
 def test_trainer_that_joins_a_running_run_again_is_told_to_resume(folder, serve, offload):
@@ -66,6 +67,7 @@ def test_seal_that_was_waited_for_too_long_names_who_is_missing(folder, serve, o
     loss_of(model, 1).backward()
     optimizer = remote.wrap(torch.optim.SGD(model.parameters(), lr=0.2))
     missing = "rank 1" if connected else r"rank 1 \(not connected\)"
-    with pytest.raises(shardmlp.Error, match=f"not every trainer sealed step 0 within 1s; missing: {missing}$") as failure:
+    expected = f"not every trainer sealed step 0 within 1s; missing: {missing}$"
+    with pytest.raises(shardmlp.Error, match=expected) as failure:
         optimizer.step()
     assert failure.value.reason == "TRAINER_MISSING" and failure.value.code == "UNAVAILABLE"

@@ -1,5 +1,5 @@
-"""Ctrl-C, and servers that go away, inside Hugging Face's Trainer: the step is dropped on both sides, and the run goes on
-from the common checkpoint as if nothing had happened."""
+"""Ctrl-C, and servers that go away, inside Hugging Face's Trainer: the step is dropped on both sides, and the run goes
+on from the common checkpoint as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -109,7 +109,8 @@ def test_server_that_dies_is_named_and_the_run_goes_on_once_it_is_back(
     remote = offload(model, server, timeouts=shardmlp.Timeouts(connect=20, retry=2))
     trainer = watched(where, server.kill, model, tmp_path, remote, **SAVING)
     began = time.monotonic()
-    with pytest.raises(shardmlp.Error, match=r"gave up on unix:.* the server has ended.*resume_from_checkpoint") as failure:
+    expected = r"gave up on unix:.* the server has ended.*resume_from_checkpoint"
+    with pytest.raises(shardmlp.Error, match=expected) as failure:
         trainer.train()
     assert failure.value.reason == "UNREACHABLE"
     assert time.monotonic() - began < 30

@@ -165,7 +165,7 @@ class Connection:
         return self.client.checksums()
 
     def _hold(self, session: _native.Session) -> None:
-        """Keeps ``session``, to be closed with this connection, at exit or by SIGTERM, so that its place is free at once."""
+        """Keeps ``session``, to be closed with this connection, at exit or by SIGTERM: its place is then free at once."""
         self._session = session
         if self._finalizer is not None:
             self._finalizer.detach()

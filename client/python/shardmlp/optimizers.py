@@ -77,9 +77,9 @@ def refuse_unwrapped(holds_gradients: Callable[[], bool]) -> RemovableHandle:
     def refuse(*_: Any) -> None:
         if holds_gradients():
             raise Error(
-                "an optimizer steps, and none was given to Remote.wrap(), so that nothing would commit the server's half "
-                "of the step: wrap the one that holds the model's parameters. Where the server's tensors are not to be "
-                f"trained, set requires_grad to False ahead of offload. {_DEEPSPEED}",
+                "an optimizer steps, and none was given to Remote.wrap(), so that nothing would commit the server's "
+                "half of the step: wrap the one that holds the model's parameters. Where the server's tensors are not "
+                f"to be trained, set requires_grad to False ahead of offload. {_DEEPSPEED}",
                 "FAILED_PRECONDITION",
             )
 

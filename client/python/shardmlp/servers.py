@@ -126,8 +126,8 @@ class Servers:
         self._committed = []
 
     def discard(self, reason: str, within: float = math.inf) -> None:
-        """Moves to the attempts that are open now, in new sessions where the old ones are gone. Gives up on a server that
-        does not answer ``within`` seconds."""
+        """Moves to the attempts that are open now, in new sessions where the old ones are gone. Gives up on a server
+        that does not answer ``within`` seconds."""
         if self._committed:
             raise self._half_committed("it can't be discarded")
         for connection in self.training:

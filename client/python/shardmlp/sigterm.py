@@ -1,5 +1,5 @@
-"""SIGTERM, as schedulers send it, closes the sessions before it ends the process, so that their places on the servers are
-free at once. Where SIGTERM has a handler of the program's own, that decides."""
+"""SIGTERM, as schedulers send it, closes the sessions before it ends the process, so that their places on the servers
+are free at once. Where SIGTERM has a handler of the program's own, that decides."""
 
 from __future__ import annotations
 

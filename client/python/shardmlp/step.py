@@ -206,8 +206,8 @@ class Step:
         self._reset()
 
     def abandon(self) -> None:
-        """The loop was left, perhaps in mid-step: zeroes local gradients and drops the server's half; where that does not
-        answer soon, the next zero_grad() does."""
+        """The loop was left, perhaps in mid-step: zeroes local gradients and drops the server's half; where that does
+        not answer soon, the next zero_grad() does."""
         undecided = self._has_half()
         self.forget()
         if undecided:
