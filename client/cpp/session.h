@@ -27,6 +27,10 @@
 
 namespace shardmlp {
 
+namespace v1 {
+class BackwardHeader;
+}
+
 class Connections;
 class Heartbeat;
 
@@ -56,6 +60,13 @@ struct CommitOptions {
   bool fresh_optimizer = false;  // zeroes the server's optimizer state first, as a new optimizer's first step needs
 };
 
+// What a forward leaves for its backward.
+struct Forwarded {
+  int64_t weights_version = 0;
+  int64_t ticket = 0;         // of x in the server's stash; 0: the server does not keep it
+  bool gate_up_kept = false;  // and of what the gate and up projections gave
+};
+
 // From Client::OpenSession. Its own thread renews the lease.
 class Session {
  public:
@@ -74,10 +85,13 @@ class Session {
 
   // y = MLP(x). x [T, H], y [T, O] of one dtype, any row stride. Returns the weights version for Backward.
   absl::StatusOr<int64_t> Forward(int layer, ConstMatrixView x, MatrixView y);
+  // The same, and asks the server to keep x for a backward. Only where one may follow: until then it takes room there.
+  absl::StatusOr<Forwarded> ForwardKeeping(int layer, ConstMatrixView x, MatrixView y);
   // dx = the input gradient; adds (+=) the weight gradients to the open step. x [T, H], dy [T, O], dx [T, H] of one
   // dtype. An empty dx with T > 0 asks for no input gradient; `weight_gradient` false asks for none on the server.
+  // `ticket`: the forward's, where it has one. x is then sent only where the server does not have it any more.
   absl::Status Backward(int layer, int64_t weights_version, ConstMatrixView x, ConstMatrixView dy, MatrixView dx,
-                        bool weight_gradient = true);
+                        bool weight_gradient = true, int64_t ticket = 0);
 
   // Says that all backward calls of this step were made, and waits for the other trainers.
   absl::StatusOr<SealedStep> SealStep();
@@ -95,8 +109,9 @@ class Session {
   absl::Status Close();
 
  private:
-  absl::Status RunBackward(const ClientLayer& layer, int64_t weights_version, ConstMatrixView x, ConstMatrixView dy,
-                           MatrixView dx, bool weight_gradient, const ClientPosition& position);
+  absl::StatusOr<Forwarded> RunForward(int layer, ConstMatrixView x, MatrixView y, bool keep_input);
+  // `x` [T, 0] where the header names a ticket.
+  absl::Status RunBackward(const v1::BackwardHeader& header, ConstMatrixView x, ConstMatrixView dy, MatrixView dx);
   ClientPosition MoveTo(const ClientPosition& position) ABSL_LOCKS_EXCLUDED(mutex_);
 
   Connections& connections_;

@@ -31,8 +31,11 @@ absl::StatusOr<Header> Parse(const std::string& body) {
 absl::StatusOr<CallHeader> ReadForwardHeader(const std::string& body) {
   SHARDMLP_ASSIGN_OR_RETURN(const auto header, Parse<v1::ForwardHeader>(body));
   SHARDMLP_ASSIGN_OR_RETURN(const DType dtype, FromProto(header.dtype()));
-  return ForwardSpec{
-      .session_id = header.session_id(), .layer = header.layer(), .row_count = header.row_count(), .dtype = dtype};
+  return ForwardSpec{.session_id = header.session_id(),
+                     .layer = header.layer(),
+                     .row_count = header.row_count(),
+                     .dtype = dtype,
+                     .keep_input = header.keep_input()};
 }
 
 absl::StatusOr<CallHeader> ReadBackwardHeader(const std::string& body) {
@@ -47,7 +50,8 @@ absl::StatusOr<CallHeader> ReadBackwardHeader(const std::string& body) {
                       .attempt = header.attempt(),
                       .weights_version = header.weights_version(),
                       .input_gradient = header.input_gradient(),
-                      .weight_gradient = header.weight_gradient()};
+                      .weight_gradient = header.weight_gradient(),
+                      .ticket = header.ticket()};
 }
 
 absl::StatusOr<Hyperparameters> FromProto(const v1::ParameterGroup& group) {
@@ -116,6 +120,7 @@ void Fill(const MemoryPlan& plan, v1::MemoryPlan& to) {
   to.set_workspace_bytes(plan.workspace_bytes);
   to.set_staging_bytes(plan.staging_bytes);
   to.set_ledger_bytes(plan.ledger_bytes);
+  to.set_stash_bytes(plan.stash_bytes);
 }
 
 void Fill(const TrainerStatus& trainer, v1::TrainerInfo& to) {
@@ -141,6 +146,8 @@ std::unique_ptr<google::protobuf::MessageLite> MakeCallEnd(Pass pass, const Call
     auto response = std::make_unique<v1::ForwardResponse>();
     response->mutable_end()->set_row_count(summary.row_count);
     response->mutable_end()->set_weights_version(summary.weights_version);
+    response->mutable_end()->set_ticket(summary.ticket);
+    response->mutable_end()->set_gate_up_kept(summary.gate_up_kept);
     return response;
   }
   auto response = std::make_unique<v1::BackwardResponse>();

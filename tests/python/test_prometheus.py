@@ -24,6 +24,8 @@ FAMILIES = {
     "shardmlp_payload_bytes_total": "counter",
     "shardmlp_gemm_flops_total": "counter",
     "shardmlp_repeated_rows_total": "counter",
+    "shardmlp_stash_bytes": "gauge",
+    "shardmlp_stash_tickets_total": "counter",
     "shardmlp_queued_tiles": "gauge",
     "shardmlp_open_calls": "gauge",
     "shardmlp_sessions": "gauge",

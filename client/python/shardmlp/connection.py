@@ -120,13 +120,17 @@ class Connection:
         if self._finalizer is not None:
             self._finalizer()
 
-    def forward(self, layer: int, x: torch.Tensor, output_size: int) -> tuple[torch.Tensor, int]:
-        """y [T, O] and the weights version it was computed with, from x [T, H], in x's dtype and on its device."""
+    def forward(
+        self, layer: int, x: torch.Tensor, output_size: int, *, backward_follows: bool
+    ) -> tuple[torch.Tensor, int, int]:
+        """y [T, O] from x [T, H], in x's dtype and on its device; the weights version it was computed with; and the
+        ticket of x in the server's stash, 0 where it is not kept, which it never is unless ``backward_follows``."""
         session = self.session
         x = _host_rows(x)
         y = torch.empty(x.shape[0], output_size, dtype=x.dtype)
-        version = session.forward(layer, _matrix(x), _matrix(y))
-        return y, version
+        keep_input = backward_follows and self.model.memory.stash_bytes > 0
+        version, ticket = session.forward(layer, _matrix(x), _matrix(y), keep_input)
+        return y, version, ticket
 
     def backward(
         self,
@@ -137,8 +141,10 @@ class Connection:
         *,
         input_gradient: bool,
         weight_gradient: bool,
+        ticket: int,
     ) -> torch.Tensor | None:
-        """dx [T, H], or None where it is not asked for, from x [T, H] and dy [T, O] of one dtype."""
+        """dx [T, H], or None where it is not asked for, from x [T, H] and dy [T, O] of one dtype. x travels only where
+        the server's stash has nothing under the forward's ``ticket``."""
         session = self.session
         if weight_gradient and not self.run.train:
             raise Error(
@@ -150,7 +156,7 @@ class Connection:
         x, dy = _host_rows(x), _host_rows(dy)
         dx = torch.empty(x.shape, dtype=x.dtype) if input_gradient else None
         to = _native.Matrix() if dx is None else _matrix(dx)
-        session.backward(layer, weights_version, _matrix(x), _matrix(dy), to, weight_gradient)
+        session.backward(layer, weights_version, _matrix(x), _matrix(dy), to, weight_gradient, ticket)
         return dx
 
     def read_tensor(self, tensor: _native.Tensor) -> tuple[torch.Tensor, int]:

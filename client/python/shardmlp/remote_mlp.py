@@ -128,7 +128,10 @@ class RemoteMLP(Placeholder):
         check_dtype(x.dtype)
         rows = x.reshape(-1, self.layer.hidden_size)
         placeholders = self.placeholders()
-        y = _RemoteFunction.apply(self.layer, self._step, tuple(placeholders), rows, *placeholders.values())
+        differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in (rows, *placeholders.values()))
+        y = _RemoteFunction.apply(
+            self.layer, self._step, tuple(placeholders), differentiable, rows, *placeholders.values()
+        )
         # Here, since a view that a Function returns can't be changed in place, as Falcon does with an MLP's output.
         y = y.reshape(*x.shape[:-1], self.layer.output_size)
         return y if self.dropout is None else self.dropout(y)
@@ -157,14 +160,22 @@ class _RemoteFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, layer: _native.Layer, step: Step, names: tuple[str, ...], x: torch.Tensor, *placeholders: nn.Parameter
+        ctx,
+        layer: _native.Layer,
+        step: Step,
+        names: tuple[str, ...],
+        differentiable: bool,
+        x: torch.Tensor,
+        *placeholders: nn.Parameter,
     ) -> torch.Tensor:
-        """``names``: of the tensors that the placeholders stand for."""
-        y, version = step.guard(lambda: step.connection.forward(layer.layer, x, layer.output_size))
+        """``names``: of the tensors that the placeholders stand for. ``differentiable``: whether backward may follow."""
+        y, version, ticket = step.guard(
+            lambda: step.connection.forward(layer.layer, x, layer.output_size, backward_follows=differentiable)
+        )
         ctx.layer, ctx.step, ctx.names = layer, step, names
         ctx.placeholders = placeholders
-        # One package: where checkpointing recomputes x, backward must quote the version that the new x came from.
-        ctx.save_for_backward(x, torch.tensor(version))
+        # One package: where checkpointing recomputes x, backward must quote the version and ticket of the new x.
+        ctx.save_for_backward(x, torch.tensor([version, ticket]))
         return y.to(x.device)
 
     @staticmethod
@@ -174,8 +185,9 @@ class _RemoteFunction(torch.autograd.Function):
             raise Error(
                 f"{layer.module}: a remote MLP can't be differentiated twice (create_graph=True)", "UNIMPLEMENTED"
             )
-        x, version = ctx.saved_tensors
-        _, _, _, input_gradient, *needed = ctx.needs_input_grad
+        x, forwarded = ctx.saved_tensors
+        version, ticket = forwarded.tolist()
+        _, _, _, _, input_gradient, *needed = ctx.needs_input_grad
         trained = [name if need else None for name, need in zip(ctx.names, needed)]
         weight_gradient = any([_accumulates(name, p) for name, p in zip(trained, ctx.placeholders) if name])
         if weight_gradient:
@@ -183,17 +195,18 @@ class _RemoteFunction(torch.autograd.Function):
         dx = step.guard(
             lambda: step.connection.backward(
                 layer.layer,
-                int(version),
+                version,
                 x,
                 dy.to(x.dtype),
                 input_gradient=input_gradient,
                 weight_gradient=weight_gradient,
+                ticket=ticket,
             )
         )
         if dx is not None:
             dx = dx.to(x.device)
         gradients = (step.gradient(name) if name and weight_gradient else None for name in trained)
-        return None, None, None, dx, *gradients
+        return None, None, None, None, dx, *gradients
 
 
 def _accumulates(name: str, placeholder: nn.Parameter) -> bool:
