@@ -26,7 +26,9 @@ bool HasLine(const Metrics& metrics, const std::string& line) {
 TEST(MetricsTest, EverySeriesIsThereFromTheStart) {
   const Metrics metrics;
   for (const char* line :
-       {"shardmlp_rows_total{pass=\"forward\"} 0", "shardmlp_open_calls 0", "shardmlp_queued_tiles 0",
+       {"shardmlp_stash_bytes 88", "shardmlp_planned_memory_bytes{use=\"stash\"} 99",
+        "shardmlp_stash_tickets_total{event=\"hit\"} 1", "shardmlp_stash_tickets_total{event=\"missed\"} 0",
+        "shardmlp_rows_total{pass=\"forward\"} 0", "shardmlp_open_calls 0", "shardmlp_queued_tiles 0",
         "shardmlp_stage_seconds_count{pass=\"backward\",stage=\"copy_out\"} 0", "shardmlp_sessions{role=\"train\"} 0",
         "shardmlp_planned_memory_bytes{use=\"optimizer\"} 0", "shardmlp_steps_total{outcome=\"aborted\"} 0",
         "shardmlp_step_phase_seconds_count{phase=\"sync\"} 0", "shardmlp_gemm_flops_total{kind=\"recomputed\"} 0",
@@ -48,6 +50,9 @@ TEST(MetricsTest, CountsAndGaugesGoWhereTheyBelong) {
   metrics.CountStep(StepOutcome::kDiscarded);
   metrics.CountRepeatedRows(6);
   metrics.CountNonFinite();
+  metrics.SetStashBytes(88);
+  metrics.SetPlannedBytes(MemoryUse::kStash, 99);
+  metrics.CountTicket(TicketEvent::kHit);
   metrics.CountFailure("STALLED");
   metrics.ObserveStage(Pass::kForward, Stage::kCompute, absl::Milliseconds(30));
   metrics.ObserveStepPhase(StepPhase::kApply, absl::Seconds(2));
