@@ -121,30 +121,28 @@ class Connection:
             self._finalizer()
 
     def forward(
-        self, layer: int, x: torch.Tensor, output_size: int, *, backward_follows: bool
-    ) -> tuple[torch.Tensor, int, int]:
-        """y [T, O] from x [T, H], in x's dtype and on its device; the weights version it was computed with; and the
-        ticket of x in the server's stash, 0 where it is not kept, which it never is unless ``backward_follows``."""
+        self, layer: int, x: torch.Tensor, output_size: int, *, backward_follows: bool = False
+    ) -> tuple[torch.Tensor, tuple[int, int]]:
+        """y [T, O] from x [T, H], in x's dtype and on its device, and what its backward quotes: the weights version, and
+        the ticket of x in the server's stash. 0: it is not kept, which it never is unless ``backward_follows``."""
         session = self.session
         x = _host_rows(x)
         y = torch.empty(x.shape[0], output_size, dtype=x.dtype)
         keep_input = backward_follows and self.model.memory.stash_bytes > 0
-        version, ticket = session.forward(layer, _matrix(x), _matrix(y), keep_input)
-        return y, version, ticket
+        return y, session.forward(layer, _matrix(x), _matrix(y), keep_input)
 
     def backward(
         self,
         layer: int,
-        weights_version: int,
+        forwarded: tuple[int, int],
         x: torch.Tensor,
         dy: torch.Tensor,
         *,
         input_gradient: bool,
         weight_gradient: bool,
-        ticket: int,
     ) -> torch.Tensor | None:
-        """dx [T, H], or None where it is not asked for, from x [T, H] and dy [T, O] of one dtype. x travels only where
-        the server's stash has nothing under the forward's ``ticket``."""
+        """dx [T, H], or None where it is not asked for, from x [T, H] and dy [T, O] of one dtype. ``forwarded``: what
+        the forward said. x travels only where the server's stash has nothing under its ticket."""
         session = self.session
         if weight_gradient and not self.run.train:
             raise Error(
@@ -156,6 +154,7 @@ class Connection:
         x, dy = _host_rows(x), _host_rows(dy)
         dx = torch.empty(x.shape, dtype=x.dtype) if input_gradient else None
         to = _native.Matrix() if dx is None else _matrix(dx)
+        weights_version, ticket = forwarded
         session.backward(layer, weights_version, _matrix(x), _matrix(dy), to, weight_gradient, ticket)
         return dx
 

@@ -169,13 +169,13 @@ class _RemoteFunction(torch.autograd.Function):
         *placeholders: nn.Parameter,
     ) -> torch.Tensor:
         """``names``: of the tensors that the placeholders stand for. ``differentiable``: whether backward may follow."""
-        y, version, ticket = step.guard(
+        y, forwarded = step.guard(
             lambda: step.connection.forward(layer.layer, x, layer.output_size, backward_follows=differentiable)
         )
         ctx.layer, ctx.step, ctx.names = layer, step, names
         ctx.placeholders = placeholders
         # One package: where checkpointing recomputes x, backward must quote the version and ticket of the new x.
-        ctx.save_for_backward(x, torch.tensor([version, ticket]))
+        ctx.save_for_backward(x, torch.tensor(forwarded))
         return y.to(x.device)
 
     @staticmethod
@@ -186,7 +186,6 @@ class _RemoteFunction(torch.autograd.Function):
                 f"{layer.module}: a remote MLP can't be differentiated twice (create_graph=True)", "UNIMPLEMENTED"
             )
         x, forwarded = ctx.saved_tensors
-        version, ticket = forwarded.tolist()
         _, _, _, _, input_gradient, *needed = ctx.needs_input_grad
         trained = [name if need else None for name, need in zip(ctx.names, needed)]
         weight_gradient = any([_accumulates(name, p) for name, p in zip(trained, ctx.placeholders) if name])
@@ -195,12 +194,11 @@ class _RemoteFunction(torch.autograd.Function):
         dx = step.guard(
             lambda: step.connection.backward(
                 layer.layer,
-                version,
+                tuple(forwarded.tolist()),
                 x,
                 dy.to(x.dtype),
                 input_gradient=input_gradient,
                 weight_gradient=weight_gradient,
-                ticket=ticket,
             )
         )
         if dx is not None:
