@@ -54,9 +54,10 @@ class RpcServer {
 
  private:
   EngineSlot engine_;
-  OpenStreams streams_;
   grpc::ResourceQuota quota_{"shardmlp"};
   std::vector<std::unique_ptr<grpc::Service>> services_;
+  // Behind the services: its thread may be about to drive a stream of theirs that has ended.
+  OpenStreams streams_;
   std::unique_ptr<grpc::Server> server_;
   std::vector<std::string> addresses_;
 };

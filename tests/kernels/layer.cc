@@ -48,34 +48,34 @@ MlpWorkspace Layer::Workspace(int64_t rows, int64_t tile_rows) {
   return MlpWorkspace::Allocate(backend_, MlpWorkspace::Bytes(config_, std::min(rows, tile_rows))).value();
 }
 
+ConstMlpTensors Layer::weights() const {
+  const MlpTensors views = weights_.views();
+  return {views.gate_up, views.gate_up_bias, views.down, views.down_bias};
+}
+
 Dense Layer::Forward(const Dense& x, int64_t tile_rows) {
-  const MlpTensors weights = weights_.views();
-  const ConstMlpTensors views = {weights.gate_up, weights.gate_up_bias, weights.down, weights.down_bias};
   const MlpWorkspace workspace = Workspace(x.rows, tile_rows);
   const DeviceMatrix input(backend_, x, config_.dtype, row_padding_);
   const DeviceMatrix output(backend_, x.rows, config_.output_size, config_.dtype, row_padding_);
-  const absl::Status status = MlpForward(backend_, config_, views, workspace, tile_rows, input.view(), output.view());
+  const absl::Status status =
+      MlpForward(backend_, config_, weights(), workspace, tile_rows, input.view(), output.view());
   EXPECT_TRUE(status.ok()) << status;
   return output.Read();
 }
 
 Dense Layer::Backward(const Dense& x, const Dense& dy, int64_t tile_rows, Outputs outputs) {
-  const MlpTensors weights = weights_.views();
-  const ConstMlpTensors views = {weights.gate_up, weights.gate_up_bias, weights.down, weights.down_bias};
   const MlpTensors gradients = gradients_.views();
   const MlpWorkspace workspace = Workspace(x.rows, tile_rows);
   const DeviceMatrix input(backend_, x, config_.dtype, row_padding_);
   const DeviceMatrix output_gradient(backend_, dy, config_.dtype, row_padding_);
   const DeviceMatrix dx(backend_, outputs.dx ? x.rows : 0, config_.hidden_size, config_.dtype, row_padding_);
-  const absl::Status status = MlpBackward(backend_, config_, views, workspace, tile_rows, input.view(),
+  const absl::Status status = MlpBackward(backend_, config_, weights(), workspace, tile_rows, input.view(),
                                           output_gradient.view(), dx.view(), outputs.gradients ? &gradients : nullptr);
   EXPECT_TRUE(status.ok()) << status;
   return dx.Read();
 }
 
 Layer::Passes Layer::ForwardAndBackward(const Dense& x, const Dense& dy, int64_t tile_rows) {
-  const MlpTensors weights = weights_.views();
-  const ConstMlpTensors views = {weights.gate_up, weights.gate_up_bias, weights.down, weights.down_bias};
   const MlpTensors gradients = gradients_.views();
   const MlpWorkspace workspace = Workspace(x.rows, tile_rows);
   const DeviceMatrix input(backend_, x, config_.dtype), output_gradient(backend_, dy, config_.dtype);
@@ -84,18 +84,27 @@ Layer::Passes Layer::ForwardAndBackward(const Dense& x, const Dense& dy, int64_t
   const DeviceMatrix gate_up(backend_, x.rows, config_.gate_up_size(), config_.dtype);
   for (int64_t row = 0; row < x.rows; row += tile_rows) {
     const int64_t rows = std::min(tile_rows, x.rows - row);
-    const absl::Status status = MlpForwardTile(backend_, config_, views, workspace, input.view().Rows(row, rows),
+    const absl::Status status = MlpForwardTile(backend_, config_, weights(), workspace, input.view().Rows(row, rows),
                                                output.view().Rows(row, rows), gate_up.view().Rows(row, rows));
     EXPECT_TRUE(status.ok()) << status;
   }
   for (int64_t row = 0; row < x.rows; row += tile_rows) {
     const int64_t rows = std::min(tile_rows, x.rows - row);
     const absl::Status status = MlpBackwardTile(
-        backend_, config_, views, workspace, input.view().Rows(row, rows), output_gradient.view().Rows(row, rows),
+        backend_, config_, weights(), workspace, input.view().Rows(row, rows), output_gradient.view().Rows(row, rows),
         input_gradient.view().Rows(row, rows), &gradients, gate_up.view().Rows(row, rows));
     EXPECT_TRUE(status.ok()) << status;
   }
   return {output.Read(), input_gradient.Read()};
+}
+
+absl::Status Layer::Forward(ConstMatrixView x, MatrixView y) {
+  return MlpForward(backend_, config_, weights(), Workspace(x.rows, x.rows), x.rows, x, y);
+}
+
+absl::Status Layer::Backward(ConstMatrixView x, ConstMatrixView dy, MatrixView dx) {
+  const MlpTensors gradients = gradients_.views();
+  return MlpBackward(backend_, config_, weights(), Workspace(x.rows, x.rows), x.rows, x, dy, dx, &gradients);
 }
 
 NaiveGradients Layer::Gradients(const Dense& dx) const {

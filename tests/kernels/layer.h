@@ -38,6 +38,10 @@ class Layer {
   };
   Passes ForwardAndBackward(const Dense& x, const Dense& dy, int64_t tile_rows);
 
+  // Where the matrices are, in one tile.
+  absl::Status Forward(ConstMatrixView x, MatrixView y);
+  absl::Status Backward(ConstMatrixView x, ConstMatrixView dy, MatrixView dx);
+
   // The gradients so far, with `dx` put beside them.
   NaiveGradients Gradients(const Dense& dx) const;
 
@@ -48,6 +52,7 @@ class Layer {
     DeviceMatrix gate_up, gate_up_bias, down, down_bias;
   };
   MlpWorkspace Workspace(int64_t rows, int64_t tile_rows);
+  ConstMlpTensors weights() const;
 
   Backend& backend_;
   MlpConfig config_;

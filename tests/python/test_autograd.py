@@ -26,7 +26,7 @@ class Pair:
 
     @property
     def pending(self) -> int:
-        return self.model.model.layers[1].mlp._step.connection.session.pending_row_count
+        return self.remote._servers.pending_row_count
 
     def weights(self):
         state = self.remote.state_dict()

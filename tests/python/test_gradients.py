@@ -100,7 +100,9 @@ def test_norms_are_those_of_a_local_model(twins):
     "use, message",
     [
         (lambda p: p.grad.abs(), "gradient of model.layers.0.mlp.up_proj.weight is on the server.*got aten.abs"),
-        (lambda p: p.grad.norm(1), "which has its 2-norm; got norm 1"),
+        (lambda p: p.grad.norm(1), "which has its whole 2-norm; got norm 1"),
+        (lambda p: p.grad.norm(dim=0), "got norm 2.* over dimension"),
+        (lambda p: p.grad.isnan(), "has NaNs shows in its norm"),
         (lambda p: p.grad.add_(torch.zeros(0)), "nothing can be added to the gradient of model.layers.0.mlp.up_proj"),
         (lambda p: p.grad.add_(p.grad), "nothing can be added"),
         (lambda p: p.grad.mul_(torch.ones(2)), "with one number"),
@@ -162,6 +164,120 @@ def test_moments_of_an_ordinary_checkpoint_are_refused_before_anything_is_commit
     with pytest.raises(ValueError, match="exp_avg .* of model.layers.0.mlp.gate_proj.weight"):
         twins.mine.step()
     assert twins.remote.step == 1
+
+
+def freeze_one(twins, when):
+    """Two micro-batches, down_proj of one layer frozen in one of them."""
+    weight = twins.model.model.layers[1].mlp.down_proj.weight
+    for seed in range(2):
+        weight.requires_grad_(seed != when)
+        loss_of(twins.model, seed).backward()
+    weight.requires_grad_(True)
+
+
+def backward_into_some(twins):
+    loss_of(twins.model, 1).backward()
+    loss_of(twins.model, 2).backward(inputs=[layer.mlp.up_proj.weight for layer in twins.model.model.layers])
+
+
+@pytest.mark.parametrize(
+    "accumulate",
+    [
+        pytest.param(lambda twins: freeze_one(twins, 0), id="frozen in the first micro-batch"),
+        pytest.param(lambda twins: freeze_one(twins, 1), id="frozen in the second"),
+        pytest.param(backward_into_some, id="backward into some of a layer's"),
+    ],
+)
+@pytest.mark.parametrize("clip", [False, True])
+def test_gradient_that_not_every_backward_added_to_is_refused(twins, accumulate, clip):
+    """The server adds to all of a layer's."""
+    twins.optimize(torch.optim.SGD, lr=0.2)
+    accumulate(twins)
+    with pytest.raises(shardmlp.Error, match="and not to its own"):
+        if clip:
+            torch.nn.utils.clip_grad_norm_(twins.model.parameters(), 1.0)
+        twins.mine.step()
+    twins.mine.zero_grad()
+    twins.step(1)
+    assert twins.difference() < 1e-5
+
+
+def test_gradients_given_to_other_parameters_are_refused(twins):
+    twins.optimize(torch.optim.SGD, lr=0.2)
+    loss_of(twins.model, 1).backward()
+    a, b = (layer.mlp.up_proj.weight for layer in list(twins.model.model.layers)[:2])
+    a.grad, b.grad = b.grad, a.grad
+    with pytest.raises(TypeError, match="layers.0.mlp.up_proj.weight was given the gradient of .*layers.1"):
+        twins.mine.step()
+
+
+def test_tensors_that_the_optimizer_does_not_hold(folder, serve, offload):
+    """They get no update, however their gradients are left, clipped apart and unscaled apart."""
+    model, local = load_model(folder("llama")), load_model(folder("llama"))
+    remote = offload(model, serve(folder("llama")))
+    scalers = []
+    for m in (model, local):
+        held = [p for name, p in m.named_parameters() if "layers.0.mlp" not in name]
+        optimizer = torch.optim.SGD(held, lr=0.2)
+        if m is model:
+            remote.wrap(optimizer)
+        scalers.append((m, held, optimizer, torch.amp.GradScaler("cpu", init_scale=16.0)))
+    for seed in range(3):
+        for m, held, optimizer, scaler in scalers:
+            scaler.scale(loss_of(m, seed)).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(held, 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    mine = remote.state_dict()
+    assert max(relative(mine[name], weights) for name, weights in local.state_dict().items()) < 1e-5
+
+
+def test_backward_after_clipping_says_what_sealed_the_step(twins):
+    twins.optimize(torch.optim.SGD, lr=0.2)
+    loss_of(twins.model, 1).backward()
+    torch.nn.utils.clip_grad_norm_(twins.model.parameters(), 1.0)
+    with pytest.raises(shardmlp.Error, match="the norm of its gradients was asked for"):
+        loss_of(twins.model, 2).backward()
+
+
+def test_anomaly_detection_and_norms_of_many(twins):
+    twins.optimize(torch.optim.SGD, lr=0.2)
+    for model, optimizer in twins.each():
+        with torch.autograd.detect_anomaly(check_nan=True):
+            loss_of(model, 1).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5, foreach=False)
+        norms = torch._foreach_norm([p.grad for p in model.parameters()])
+        assert torch.stack(norms).norm().item() == pytest.approx(0.5, rel=1e-4)
+        optimizer.step()
+    assert twins.difference() < 1e-5
+
+
+def test_scaler_whose_step_was_aborted_has_to_be_updated_first(twins):
+    """It takes the gradients of the next try for unscaled."""
+    twins.optimize(torch.optim.SGD, lr=0.2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    client = twins.remote._servers.connections[0].client
+
+    def run(abort):
+        scaler.scale(loss_of(twins.model, 1)).backward()
+        if abort:
+            scaler.unscale_(twins.mine)
+            client.save_checkpoint("now")
+            client.restore_checkpoint("now")
+        scaler.step(twins.mine)
+
+    with pytest.raises(shardmlp.StepAborted):
+        run(abort=True)
+    with pytest.raises(shardmlp.Error, match=r"call its update\(\) before"):
+        run(abort=False)
+    twins.mine.zero_grad()
+    scaler.update()
+    run(abort=False)
+    loss_of(twins.local, 1).backward()
+    twins.theirs.step()
+    assert twins.difference() < 1e-5
 
 
 SCALED = [
@@ -312,7 +428,7 @@ def test_state_dict_of_a_reader_never_mixes_two_steps(folder, serve, offload, mo
     remote = offload(model, server)
     optimizer = remote.wrap(torch.optim.SGD(model.parameters(), lr=0.1))
     reader = offload(evaluated.requires_grad_(False), server)
-    read = type(reader._connection).read_tensor
+    read = type(reader._servers.connections[0]).read_tensor
     reads = []
 
     def read_and_step(connection, tensor):
@@ -322,7 +438,7 @@ def test_state_dict_of_a_reader_never_mixes_two_steps(folder, serve, offload, mo
             optimizer.step()
         return read(connection, tensor)
 
-    monkeypatch.setattr(type(reader._connection), "read_tensor", read_and_step)
+    monkeypatch.setattr(type(reader._servers.connections[0]), "read_tensor", read_and_step)
     with pytest.raises(shardmlp.Error, match="weights changed while state_dict") as failure:
         reader.state_dict()
     assert failure.value.reason == "WEIGHTS_CHANGED"

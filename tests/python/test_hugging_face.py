@@ -44,7 +44,9 @@ def logged(trainer, name):
 
 
 def make(model, out, remote=None, callbacks=(), **options) -> Trainer:
-    trainer = Trainer(model, arguments(out, **options), train_dataset=DATA, eval_dataset=DATA[:4], callbacks=list(callbacks))
+    trainer = Trainer(
+        model, arguments(out, **options), train_dataset=DATA, eval_dataset=DATA[:4], callbacks=list(callbacks)
+    )
     if remote is not None:
         attach(trainer, remote)
     return trainer
@@ -181,7 +183,7 @@ class EndAttempt(TrainerCallback):
         self.remote = remote
 
     def __call__(self):
-        client = self.remote._connection.client
+        client = self.remote._servers.connections[0].client
         client.save_checkpoint("now")
         client.restore_checkpoint("now")
 
@@ -214,7 +216,7 @@ def test_step_that_was_aborted_is_done_again(folder, serve, offload, tmp_path, w
         trainer.train()
         trainer.save_model()
     assert remote.step == 6
-    assert remote._connection.session.position.attempt == 1
+    assert remote._servers.connections[0].session.position.attempt == 1
     assert logged(mine, "grad_norm") == pytest.approx(logged(theirs, "grad_norm"), rel=1e-5)
     assert_same_folders(tmp_path / "a", tmp_path / "b")
 

@@ -118,6 +118,51 @@ def test_trainer_that_saw_no_batch_still_joins(folder, pair):
         assert_weights_of(trainer, twin)
 
 
+@pytest.mark.parametrize("to_none", [True, False])
+def test_trainer_that_saw_no_batch_clips_as_the_others_do(folder, pair, to_none):
+    first, second = pair
+    twin = load_model(folder("llama"))
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.2)
+    for seed in range(3):
+        first.backward(seed)
+        for name, p in second.local.items():
+            p.grad = torch.zeros_like(p)
+        average_local(*pair)
+        clips = [lambda t=t: torch.nn.utils.clip_grad_norm_(t.model.parameters(), 0.1).item() for t in pair]
+        norms = together(*clips)
+        assert together(*[t.optimizer.step for t in pair]) == [None, None]
+        for trainer in pair:
+            trainer.optimizer.zero_grad(set_to_none=to_none)
+        (loss_of(twin, seed) / 2).backward()
+        expected = torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.1).item()
+        assert norms == pytest.approx([expected, expected], rel=1e-5)
+        optimizer.step()
+        optimizer.zero_grad()
+    for trainer in pair:
+        assert_weights_of(trainer, twin)
+
+
+def test_trainer_that_saw_no_batch_and_dropped_gradients_by_hand_still_joins(folder, pair):
+    first, second = pair
+    first.backward(1)
+    for p in second.model.parameters():
+        p.grad = None
+    for name, p in second.local.items():
+        p.grad = torch.zeros_like(p)
+    average_local(*pair)
+    assert together(*[t.optimizer.step for t in pair]) == [None, None]
+    assert [t.remote.step for t in pair] == [1, 1]
+
+
+def test_one_trainer_can_not_zero_the_gradients_of_all(pair):
+    for trainer in pair:
+        trainer.backward(1)
+    for p in pair[0].model.parameters():
+        p.grad.zero_()
+    with pytest.raises(shardmlp.Error, match="were zeroed here and are those of all trainers"):
+        pair[0].optimizer.step()
+
+
 def ended_by_zero_grad(other):
     other.optimizer.zero_grad()
 
@@ -146,7 +191,7 @@ def test_step_that_another_trainer_ends_is_run_again(folder, pair, offload, end,
     assert all(torch.equal(before[name], p) for name, p in first.local.items())
 
     if end is ended_by_closing:
-        server = type("Target", (), {"target": first.remote._connection.target})
+        server = type("Target", (), {"target": first.remote._servers.connections[0].target})
         pair = [first, Trainer(folder, server, offload, 1, 2)]
     step_of_pair(pair, (1, 2))
     twin = load_model(folder("llama"))
@@ -197,7 +242,7 @@ def test_each_trainer_restores_and_no_attempt_is_lost(folder, pair):
     step_of_pair(pair, (1, 2))
     restored(first, folder)
     restored(second, folder)
-    attempts = [t.remote._connection.session.position.attempt for t in pair]
+    attempts = [t.remote._servers.connections[0].session.position.attempt for t in pair]
     assert attempts[0] == attempts[1]
     step_of_pair(pair, (3, 4))
     twin = load_model(folder("llama"))
@@ -209,7 +254,7 @@ def test_each_trainer_restores_and_no_attempt_is_lost(folder, pair):
 def test_second_run_is_refused(folder, pair, offload):
     with pytest.raises(shardmlp.Error) as failure:
         offload(
-            load_model(folder("llama")), type("T", (), {"target": pair[0].remote._connection.target}), run_id="other"
+            load_model(folder("llama")), type("T", (), {"target": pair[0].remote._servers.connections[0].target}), run_id="other"
         )
     assert failure.value.code == "FAILED_PRECONDITION" and failure.value.reason == "RUN_CONFLICT"
 
@@ -263,7 +308,7 @@ def test_zero_grad_after_a_failed_call_discards_what_the_server_may_have_counted
     with pytest.raises(shardmlp.Error) as failure:
         stale.backward()
     assert failure.value.reason == "STALE_WEIGHTS"
-    session = trainer.remote._connection.session
+    session = trainer.remote._servers.connections[0].session
     attempt = session.position.attempt
     trainer.optimizer.zero_grad()
     assert session.position.attempt == attempt + 1

@@ -116,7 +116,7 @@ def test_zero_grad_discards_what_no_step_committed(twins):
 def test_usual_loops_discard_nothing(twins):
     """zero_grad() ahead of backward, or after step(): the attempt shows that the server was not asked."""
     twins.optimize(torch.optim.SGD, lr=0.1)
-    session = twins.remote._connection.session
+    session = twins.remote._servers.connections[0].session
     attempt = session.position.attempt
     for _ in range(2):
         twins.mine.zero_grad()
@@ -163,7 +163,7 @@ def test_step_again_without_zero_grad_is_refused(twins):
 
 def test_non_finite_gradients(twins):
     twins.optimize(torch.optim.SGD, lr=0.1)
-    session = twins.remote._connection.session
+    session = twins.remote._servers.connections[0].session
     before = twins.remote.state_dict()
     (loss_of(twins.model, 1) * math.nan).backward()
     with pytest.raises(RuntimeError, match="not finite|total norm"):

@@ -10,6 +10,9 @@
         optimizer.zero_grad()
     model.save_pretrained("tuned", state_dict=remote.state_dict())
 
+Where the model does not fit here, ``model, remote = shardmlp.from_pretrained(folder, "localhost:50051")`` loads it
+without its MLPs.
+
 The server's tensors are trained with the optimizer that holds the model's parameters, each with its group's
 hyperparameters. Their gradients, master weights and optimizer state never leave the server.
 """
@@ -17,7 +20,18 @@ hyperparameters. Their gradients, master weights and optimizer state never leave
 from .connection import Timeouts
 from .errors import Error, StepAborted
 from .gradient import ServerGradient
+from .pretrained import from_pretrained
 from .remote import OffloadedLayer, Remote, offload
 from .remote_mlp import RemoteMLP
 
-__all__ = ["Error", "OffloadedLayer", "Remote", "RemoteMLP", "ServerGradient", "StepAborted", "Timeouts", "offload"]
+__all__ = [
+    "Error",
+    "OffloadedLayer",
+    "Remote",
+    "RemoteMLP",
+    "ServerGradient",
+    "StepAborted",
+    "Timeouts",
+    "from_pretrained",
+    "offload",
+]

@@ -47,8 +47,8 @@ class Connection:
     """The client and session of one trainer. Thread-safe, as both are.
 
     Every method raises :class:`shardmlp.Error`. Ctrl-C ends the call that the main thread waits in, whatever the server
-    does; as a call that failed, it may have been counted, so that zero_grad() then discards the step. The connection belongs to the process that opened it: in a forked child
-    it can be dropped and nothing else.
+    does; as a call that failed, it may have been counted, so that zero_grad() then discards the step. The connection
+    belongs to the process that opened it: in a forked child it can be dropped and nothing else.
     """
 
     def __init__(self, target: str, connections: int, timeouts: Timeouts) -> None:

@@ -35,5 +35,5 @@ class StepAborted(Error):
 
     When it is raised, from forward, backward, clipping, unscaling or ``optimizer.step()``, local gradients have been
     zeroed, local parameters and optimizer state are as they were before the step, and the next attempt is open: run the
-    step's batches again.
+    step's batches again. A GradScaler that had unscaled the gradients needs its ``update()`` first.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,8 +18,8 @@ class Attempt(Protocol):
     def norm(self, tensor: str) -> float:
         """The 2-norm of the sum of ``tensor``'s gradients, as the trainers average it. NaN where any is not finite."""
 
-    def is_finite(self) -> bool:
-        """Whether all of the server's sums are."""
+    def unscale(self) -> bool:
+        """Notes that a GradScaler unscales its gradients. Whether all of the server's sums are finite."""
 
 
 @dataclass
@@ -38,7 +39,7 @@ class ServerGradient(torch.Tensor):
     and whatever calls it clip by the global norm. Asking for a norm, or whether it is finite, seals the step: no
     backward may follow until step() or zero_grad(). All else raises TypeError.
 
-    Shape [0]. Made by backward alone.
+    Shape [0]. Made by backward alone. Norms are f32 at least, also of bf16 and f16 parameters.
     """
 
     # Tensor has attributes called name, grad and the like, so these are private.
@@ -66,18 +67,21 @@ class ServerGradient(torch.Tensor):
         if function is None:
             own = next((a for a in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(a, cls)))
             raise TypeError(
-                f"the gradient of {own._tensor} is on the server, where it can be scaled, zeroed, its 2-norm taken and "
-                f"be found finite or not; got {operator}. An optimizer has to be given to Remote.wrap() first"
+                f"the gradient of {own._tensor} is on the server, which can scale and zero it, take its 2-norm and "
+                f"tell a GradScaler whether it is finite; got {operator}. Optimizers step on it once they are given to "
+                "Remote.wrap()"
             )
         return function(*args, **(kwargs or {}))
 
 
-def factor_of(gradient: torch.Tensor, attempt: Attempt) -> float | None:
-    """What the server's sum in ``attempt`` has to be multiplied with to get ``gradient``, a parameter's of no elements.
-    None where it is of an attempt that is over."""
+def factor_of(gradient: torch.Tensor, tensor: str, attempt: Attempt) -> float | None:
+    """What the server's sum of ``tensor`` in ``attempt`` has to be multiplied with to get ``gradient``, of no elements.
+    None where it is of an attempt that is over. Raises TypeError where it is another tensor's."""
     if not isinstance(gradient, ServerGradient):
         return 0.0  # made by hand
     value = gradient._value
+    if gradient._tensor != tensor and value.factor != 0:
+        raise TypeError(f"{tensor} was given the gradient of {gradient._tensor}, and the server keeps each to its own")
     return value.factor if value.attempt is attempt or value.factor == 0 else None
 
 
@@ -115,7 +119,7 @@ def _multiply_(gradient: ServerGradient, by: float | torch.Tensor) -> ServerGrad
 
 
 def _divide_(gradient: ServerGradient, by: float | torch.Tensor) -> ServerGradient:
-    return _multiply_(gradient, 1 / float(by))
+    return _multiply_(gradient, 1 / float(by) if by else math.inf)
 
 
 def _zero_(gradient: ServerGradient) -> ServerGradient:
@@ -124,12 +128,26 @@ def _zero_(gradient: ServerGradient) -> ServerGradient:
 
 
 def _norm(gradient: ServerGradient, ord: float = 2, dim=None, keepdim=False, *, dtype=None) -> torch.Tensor:
-    if ord != 2:
-        raise TypeError(f"the gradient of {gradient._tensor} is on the server, which has its 2-norm; got norm {ord}")
+    if ord != 2 or dim is not None:
+        over = "" if dim is None else f" over dimension {dim}"
+        raise TypeError(
+            f"the gradient of {gradient._tensor} is on the server, which has its whole 2-norm; got norm {ord}{over}"
+        )
     value = gradient._value
     norm = abs(value.factor) * value.attempt.norm(gradient._tensor) if value.factor else 0.0
     # At least f32, so that squares of many add up.
     return torch.tensor(norm, dtype=dtype or torch.promote_types(gradient.dtype, torch.float32), device=gradient.device)
+
+
+def _norms(gradients: list[torch.Tensor], ord: float = 2, dtype=None) -> list[torch.Tensor]:
+    return [torch.linalg.vector_norm(gradient, ord, dtype=dtype) for gradient in gradients]
+
+
+def _isnan(gradient: ServerGradient) -> torch.Tensor:
+    """For anomaly detection, which asks in mid-backward. What is not finite shows when the step is sealed."""
+    if torch._C._current_graph_task_id() == -1:
+        raise TypeError(f"whether the gradient of {gradient._tensor} has NaNs shows in its norm, or in step()")
+    return torch.empty(0, dtype=torch.bool)
 
 
 def _unscale_(gradients: list[torch.Tensor], found_inf: torch.Tensor, inverse_scale: torch.Tensor) -> None:
@@ -143,7 +161,7 @@ def _unscale_(gradients: list[torch.Tensor], found_inf: torch.Tensor, inverse_sc
             _multiply_(gradient, inverse_scale)
             attempts.append(gradient._value.attempt)
     # After the loop, since a step that can't be sealed takes the gradients away.
-    if not all([attempt.is_finite() for attempt in {id(a): a for a in attempts}.values()]):
+    if not all([attempt.unscale() for attempt in {id(a): a for a in attempts}.values()]):
         found_inf.fill_(1.0)
 
 
@@ -174,6 +192,8 @@ _OPERATORS: dict[Any, Callable] = {
     _aten.div_.Tensor: _divide_,
     _aten.zero_.default: _zero_,
     _aten.linalg_vector_norm.default: _norm,
+    _aten.isnan.default: _isnan,
+    _aten._foreach_norm.Scalar: _norms,
     _aten._foreach_mul_.Scalar: _for_each(_multiply_, torch._foreach_mul_),
     _aten._foreach_mul_.Tensor: _for_each(_multiply_, torch._foreach_mul_),
     _aten._foreach_div_.Scalar: _for_each(_divide_, torch._foreach_div_),

@@ -30,8 +30,8 @@ def attach(trainer: Trainer, remote: Remote) -> None:
     - Each checkpoint of the trainer has one on the server, which must have a checkpoint folder: named after the output
       folder and the server's step, and noted in the trainer's. ``resume_from_checkpoint`` and
       ``load_best_model_at_end`` restore both, or raise. Offload with ``resume=True`` in a script that resumes.
-    - A step that the server aborts is run again from its first micro-batch, up to 3 times. Of several trainers none can
-      do so by itself, and StepAborted ends their run.
+    - A step that the server aborts is run again from its first micro-batch, up to 3 times. One of several trainers
+      can't do so by itself, nor one with a GradScaler (fp16): StepAborted ends their run.
 
     Gradient accumulation, schedules, clipping (the logged grad_norm is the whole model's), autocast, evaluation and
     saving are the trainer's own.
@@ -63,6 +63,7 @@ class _Update:
 
     def __init__(self, trainer: Trainer, remote: Remote) -> None:
         self._remote = remote
+        self._scales = trainer.accelerator.scaler is not None
         self._run_training_step = trainer.training_step
         self._run_clip = trainer.accelerator.clip_grad_norm_
         self.begin()
@@ -96,7 +97,8 @@ class _Update:
             self._run_clip(parameters, *args, **kwargs)
 
     def _again(self, error: StepAborted) -> torch.Tensor:
-        if self._remote.trainer_count > 1:
+        # A GradScaler's step() can't be begun anew from within.
+        if self._remote.trainer_count > 1 or self._scales:
             raise error
         for _ in range(_TRIES):
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -93,27 +93,34 @@ def match_layers(model: nn.Module, served: _native.ServedModel) -> list[Match]:
     return [_match(model, served, layer, paths) for layer in served.layers]
 
 
-def check_weights(matches: list[Match], connection: Connection) -> None:
-    """Raises ValueError naming the first tensor of the model, and its server's, that differ. Where the two have other
-    dtypes, either may be the rounded one."""
-    served = connection.checksums()
+def local_weights(matches: list[Match]) -> Iterator[tuple[str, torch.Tensor, _native.Tensor]]:
+    """The name in the model, weights, and the server's tensor, of all that are in memory here."""
     for match in matches:
         for part in match.parts:
             for name, tensor in part.tensors.items():
                 p = part.module.get_parameter(name)
-                if p.is_meta or checksum(p, tensor) == served[tensor.name]:
-                    continue
-                weights, _ = connection.read_tensor(tensor)
-                if weights.dtype != p.dtype and torch.equal(weights.to(p.dtype), p.detach().cpu()):
-                    continue
-                step = connection.session.position.step
-                reason = (
-                    "the server was started with other weights"
-                    if step == 0
-                    else f"it is at step {step}. To go on from there, give the model that step's local parameters and "
-                    "offload with resume=True; to begin anew, start the server again, or restore a checkpoint"
-                )
-                _refuse(f"{part.path}.{name}", f"its weights are not those of the server's {tensor.name}: {reason}")
+                if not p.is_meta:
+                    yield f"{part.path}.{name}", p.detach(), tensor
+
+
+def check_weights(weights: Iterable[tuple[str, torch.Tensor, _native.Tensor]], connection: Connection) -> None:
+    """Raises ValueError by the name of the first of ``weights`` that are not those of the server's tensor beside them.
+    Where the two have other dtypes, either may be the rounded one. Holds one tensor at a time."""
+    served = connection.checksums()
+    for name, mine, tensor in weights:
+        if checksum(mine, tensor) == served[tensor.name]:
+            continue
+        theirs, _ = connection.read_tensor(tensor)
+        if theirs.dtype != mine.dtype and torch.equal(theirs.to(mine.dtype), mine.cpu()):
+            continue
+        step = connection.session.position.step
+        reason = (
+            "the server was started with other weights"
+            if step == 0
+            else f"it is at step {step}. To go on from there, give the model that step's local parameters and "
+            "offload with resume=True; to begin anew, start the server again, or restore a checkpoint"
+        )
+        _refuse(name, f"its weights are not those of the server's {tensor.name}: {reason}")
 
 
 def check_outputs(match: Match, connection: Connection) -> None:
@@ -220,7 +227,8 @@ def _check_modules(part: Part, output_dropout: nn.Module | None) -> None:
             _refuse(where, "it has a hook, which would no longer run; register it after offload")
         if "forward" in vars(child):
             _refuse(where, "its forward was replaced, so what it computes is not known")
-        if list(child.parameters(recurse=False)) and type(child) is not nn.Linear and type(child).__name__ not in _LINEARS:
+        linear = type(child) is nn.Linear or type(child).__name__ in _LINEARS
+        if list(child.parameters(recurse=False)) and not linear:
             _refuse(where, f"got a {type(child).__name__}, expected a plain linear layer")
         if isinstance(child, nn.modules.dropout._DropoutNd) and child.p > 0 and child is not output_dropout:
             _refuse(where, f"dropout {child.p} inside the MLP can't be honoured")

@@ -30,9 +30,9 @@ def parameter_groups(
 ) -> list[_native.ParameterGroup]:
     """``tensors``, which are all of the server's, in the optimizer's groups, with each group's hyperparameters as they
     are now. What is not among ``trained``, or in no group, gets no update."""
-    check_optimizer(optimizer)
     of_group = _HYPERPARAMETERS[type(optimizer)]
-    left = {id(p): name for name, p in trained.items()}
+    tensors = list(tensors)
+    left = {id(trained[name]): name for name in tensors if name in trained}
     groups = []
     for group in optimizer.param_groups:
         names = [left.pop(id(p)) for p in group["params"] if id(p) in left]
@@ -57,8 +57,8 @@ def check_state(optimizer: torch.optim.Optimizer, placeholders: dict[str, nn.Par
 
 
 def loss_scaling(optimizer: torch.optim.Optimizer) -> tuple[float, bool]:
-    """What a GradScaler leaves to an optimizer that unscales by itself, as a fused one does: the loss scale, and whether
-    it is to skip the step."""
+    """What a GradScaler leaves to an optimizer that unscales by itself, as a fused one does: the loss scale, and
+    whether it is to skip the step."""
     scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
     return 1.0 if scale is None else float(scale), found_inf is not None and bool(found_inf)
 

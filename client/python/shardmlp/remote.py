@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,10 @@ from torch import nn
 from . import _native
 from .connection import Connection, Run, Timeouts
 from .errors import StepAborted
-from .matching import Match, check_outputs, check_weights, match_layers
+from .matching import Match, check_outputs, check_weights, local_weights, match_layers
 from .optimizers import check_optimizer, check_state
-from .remote_mlp import Placeholder, RemoteMLP
+from .remote_mlp import Placeholder, RemoteMLP, set_fetches
+from .servers import MemoryPlan, Servers
 from .step import Step
 
 
@@ -31,7 +32,7 @@ class OffloadedLayer:
 
 def offload(
     model: nn.Module,
-    target: str,
+    target: str | Sequence[str],
     *,
     run_id: str = "default",
     trainer_count: int = 1,
@@ -49,35 +50,38 @@ def offload(
 
     Args:
         model: A transformers model, wrapped or not, or one of the same module paths. It is changed in place.
-        target: "host:port" or "unix:/path".
+        target: "host:port" or "unix:/path"; several where each serves some layers (--layers). A step is one on all.
         run_id: Names the training run; the same on all of its trainers.
         trainer_count: Trainers in the run. A step waits for all of them.
         trainer_rank: This one, from 0.
         resume: Whether to go on from where the server stands: its weights and optimizer state are taken as they are,
-            and local parameters and optimizer state are the caller's to load of the same step. Otherwise the server's weights
-            must be the model's, and the optimizer that is wrapped starts without state, there as here.
+            and local parameters and optimizer state are the caller's to load of the same step. Otherwise the server's
+            weights must be the model's, and the optimizer that is wrapped starts without state, there as here.
         average: Whether the trainers average their gradients, as DistributedDataParallel does, or add them.
         connections: TCP connections to the server.
         timeouts: Seconds to wait for what.
 
     Raises:
         ValueError: The model is not the server's (the tensor, module or activation that differs is named), an MLP has
-            adapters, hooks or dropout that can't be honoured, or it is offloaded already.
+            adapters, hooks or dropout that can't be honoured, it is offloaded already, or two servers have one layer.
         Error: The server is unreachable or refuses the session.
     """
-    connection = Connection(target, connections, timeouts)
-    matches = match_layers(model, connection.model)
-    train = not connection.model.frozen and any(p.requires_grad for m in matches for p in m.parameters())
-    connection.open_session(Run(run_id, trainer_count, trainer_rank, train))
+    targets = [target] if isinstance(target, str) else list(target)
+    servers = Servers([Connection(each, connections, timeouts) for each in targets])
+    servers.check()
+    matches = {connection: match_layers(model, connection.model) for connection in servers.connections}
     try:
-        if not resume:
-            check_weights(matches, connection)
-            for match in matches:
+        for connection, own in matches.items():
+            train = not connection.model.frozen and any(p.requires_grad for m in own for p in m.parameters())
+            connection.open_session(Run(run_id, trainer_count, trainer_rank, train))
+        for connection, own in matches.items() if not resume else ():
+            check_weights(local_weights(own), connection)
+            for match in own:
                 check_outputs(match, connection)
     except BaseException:
-        connection.close()
+        servers.close()
         raise
-    return Remote(model, connection, matches, average, resume)
+    return Remote(model, servers, matches, average, resume)
 
 
 class Remote:
@@ -90,18 +94,20 @@ class Remote:
             again. None: StepAborted is raised.
     """
 
-    def __init__(self, model: nn.Module, connection: Connection, matches: list[Match], average: bool, resume: bool) -> None:
+    def __init__(
+        self, model: nn.Module, servers: Servers, matches: dict[Connection, list[Match]], average: bool, resume: bool
+    ) -> None:
         self.model = model
         self.redo: Callable[[StepAborted], None] | None = None
-        self._connection = connection
-        self._step = Step(connection, model, average)
-        self._step.fresh_optimizer = not resume and connection.session.position.step > 0
-        self.layers = [self._swap(match) for match in matches]
+        self._servers = servers
+        self._step = Step(servers, model, average)
+        self._step.fresh_optimizer = not resume and servers.step > 0
+        self.layers = [self._swap(match, connection) for connection, own in matches.items() for match in own]
         placeholders = {name: p for layer in self.layers for name, p in layer.module.placeholders().items()}
-        self._step.placeholders = {tensor.name: placeholders[tensor.name] for tensor in connection.model.tensors}
-        if connection.model.frozen:
-            for p in self._step.placeholders.values():
-                p.requires_grad_(False)
+        self._step.placeholders = {name: placeholders[name] for name in servers.tensors}
+        for connection in servers.connections:
+            for tensor in connection.model.tensors if connection.model.frozen else ():
+                placeholders[tensor.name].requires_grad_(False)
         _discard_first(model, self._step)
         self._step.share()
         _ignore_in_ddp(model, self._step.placeholders.values())
@@ -109,12 +115,12 @@ class Remote:
     @property
     def step(self) -> int:
         """Steps that were committed since the server's weights were first loaded."""
-        return self._connection.session.position.step
+        return self._servers.step
 
     @property
-    def memory_plan(self) -> _native.MemoryPlan:
-        """What the server holds, in bytes by use."""
-        return self._connection.model.memory
+    def memory_plan(self) -> MemoryPlan:
+        """What the server holds, in bytes by use; of several servers, all."""
+        return self._servers.memory
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -124,7 +130,7 @@ class Remote:
     @property
     def trainer_count(self) -> int:
         """Trainers in the run."""
-        return self._connection.run.trainer_count
+        return self._servers.trainer_count
 
     def report(self) -> str:
         """A table of the layers that were swapped: sizes, activation, tensors that are trained, and memory freed."""
@@ -147,7 +153,8 @@ class Remote:
         widths = [max(map(len, column)) for column in zip(*rows)]
         table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
         freed = sum(layer.freed_bytes for layer in self.layers) / 2**20
-        return "\n".join([*table, f"{len(self.layers)} MLPs on {self._connection.target}, {freed:.1f} MiB freed here"])
+        targets = ", ".join(connection.target for connection in self._servers.connections)
+        return "\n".join([*table, f"{len(self.layers)} MLPs on {targets}, {freed:.1f} MiB freed here"])
 
     def wrap(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Makes ``optimizer`` train the server's tensors too, and returns it, the same object.
@@ -193,23 +200,20 @@ class Remote:
 
     def local_state_dict(self) -> dict[str, Any]:
         """``model.state_dict()`` without the server's tensors, to be saved beside a checkpoint of the server."""
-        placeholders = [module for module in self.model.modules() if isinstance(module, Placeholder)]
-        for placeholder in placeholders:
-            placeholder.fetches = False
+        set_fetches(self.model, False)
         try:
             return self.model.state_dict()
         finally:
-            for placeholder in placeholders:
-                placeholder.fetches = True
+            set_fetches(self.model, True)
 
     def save_checkpoint(self, name: str) -> _native.Checkpoint:
         """Saves the server's weights and optimizer state, as of the last commit, under ``name`` on the server. A
         checkpoint of that name is replaced. Local parameters and the optimizer are the caller's to save."""
-        return self._connection.client.save_checkpoint(name)
+        return self._servers.save_checkpoint(name)
 
     def checkpoints(self) -> list[_native.Checkpoint]:
         """The server's checkpoints, oldest first."""
-        return self._connection.client.list_checkpoints()
+        return self._servers.checkpoints()
 
     def restore(self, name: str) -> None:
         """Takes the server back to the checkpoint ``name`` and zeroes local gradients. Works after the server was
@@ -220,13 +224,13 @@ class Remote:
             Error: NOT_FOUND, no such checkpoint; DATA_LOSS, it is torn or altered; FAILED_PRECONDITION, it is of
                 another model. The server is as it was.
         """
-        self._connection.restore_checkpoint(name)
+        self._servers.restore_checkpoint(name)
         self._step.fresh_optimizer = False
         self._step.forget()
 
     def close(self) -> None:
         """Ends the session. The model can't compute its MLPs any more."""
-        self._connection.close()
+        self._servers.close()
 
     def __enter__(self) -> Remote:
         return self
@@ -234,10 +238,10 @@ class Remote:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _swap(self, match: Match) -> OffloadedLayer:
+    def _swap(self, match: Match, connection: Connection) -> OffloadedLayer:
         freed = sum(p.numel() * p.element_size() for p in match.parameters() if not p.is_meta)
         first, *rest = match.parts
-        followers = [Placeholder(part.module, part.tensors, self._connection) for part in rest]
+        followers = [Placeholder(part.module, part.tensors, connection) for part in rest]
         module = RemoteMLP(first.module, first.tensors, followers, match.layer, self._step, match.output_dropout)
         for part, stand_in in zip(match.parts, [module, *followers]):
             parent, _, name = part.path.rpartition(".")

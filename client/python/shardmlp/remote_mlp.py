@@ -57,7 +57,7 @@ class Placeholder(nn.Module):
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         for name, tensor in self._tensors.items() if self.fetches else ():
             weights, version = self._connection.read_tensor(tensor)
-            _check_version(destination, prefix, version)
+            _check_version(destination, prefix, self._connection.target, version)
             destination[prefix + name] = weights.to(self._parameters[name].dtype)
 
     def _load_from_state_dict(
@@ -75,17 +75,25 @@ class Placeholder(nn.Module):
                 )
 
 
-def _check_version(state_dict, prefix: str, version: int) -> None:
-    """A state dict holds the weights of one step: in its metadata each module notes which version it had."""
-    versions = {m["weights_version"] for m in state_dict._metadata.values() if "weights_version" in m}
-    if versions - {version}:
+def set_fetches(model: nn.Module, fetches: bool) -> None:
+    """Whether ``model``'s state_dict() holds the server's weights."""
+    for module in model.modules():
+        if isinstance(module, Placeholder):
+            module.fetches = fetches
+
+
+def _check_version(state_dict, prefix: str, target: str, version: int) -> None:
+    """A state dict holds a server's weights of one step: each module notes whose and which in its metadata."""
+    noted = [m["weights_version"] for m in state_dict._metadata.values() if "weights_version" in m]
+    others = [other for owner, other in noted if owner == target and other != version]
+    if others:
         raise Error(
-            f"the server's weights changed while state_dict() read them, from version {versions.pop()} to {version}: "
+            f"the server's weights changed while state_dict() read them, from version {others[0]} to {version}: "
             "call it again, between steps",
             "FAILED_PRECONDITION",
             "WEIGHTS_CHANGED",
         )
-    state_dict._metadata[prefix[:-1]]["weights_version"] = version
+    state_dict._metadata[prefix[:-1]]["weights_version"] = (target, version)
 
 
 class RemoteMLP(Placeholder):
@@ -111,7 +119,7 @@ class RemoteMLP(Placeholder):
     ) -> None:
         """``followers``: what stands for the rest of the MLP, where ``original`` is its first module alone. The others
         as in :class:`Placeholder`."""
-        super().__init__(original, tensors, step.connection)
+        super().__init__(original, tensors, step.connection(layer))
         self.layer = layer
         self._step = step
         self._followers = followers  # in a list, so that they are submodules of their own parent alone
@@ -142,21 +150,21 @@ class RemoteMLP(Placeholder):
 
     def __reduce_ex__(self, protocol):
         raise TypeError(
-            f"{self.layer.module} is offloaded to {self._step.connection.target} and can't be copied or "
+            f"{self.layer.module} is offloaded to {self._connection.target} and can't be copied or "
             "pickled: take model.state_dict(), which holds the server's tensors too, and offload the copy"
         )
 
     def extra_repr(self) -> str:
         layer = self.layer
         return (
-            f"{layer.module} on {self._step.connection.target}, H={layer.hidden_size}, I={layer.intermediate_size},"
+            f"{layer.module} on {self._connection.target}, H={layer.hidden_size}, I={layer.intermediate_size},"
             f" O={layer.output_size}, {layer.activation}{', gated' if layer.gated else ''}"
         )
 
 
 class _RemoteFunction(torch.autograd.Function):
-    """y [rows, O] from x [rows, H]. The placeholders are inputs so that backward runs, and as often, as it would for the
-    weights themselves."""
+    """y [rows, O] from x [rows, H]. The placeholders are inputs so that backward runs, and as often, as it would for
+    the weights themselves."""
 
     @staticmethod
     def forward(
@@ -170,7 +178,10 @@ class _RemoteFunction(torch.autograd.Function):
     ) -> torch.Tensor:
         """``names``: of the tensors that the placeholders stand for. ``differentiable``: whether backward may follow."""
         y, forwarded = step.guard(
-            lambda: step.connection.forward(layer.layer, x, layer.output_size, backward_follows=differentiable)
+            lambda: step.connection(layer).forward(
+                layer.layer, x, layer.output_size, backward_follows=differentiable
+            ),
+            layer,
         )
         ctx.layer, ctx.step, ctx.names = layer, step, names
         ctx.placeholders = placeholders
@@ -187,24 +198,27 @@ class _RemoteFunction(torch.autograd.Function):
             )
         x, forwarded = ctx.saved_tensors
         _, _, _, _, input_gradient, *needed = ctx.needs_input_grad
-        trained = [name if need else None for name, need in zip(ctx.names, needed)]
-        weight_gradient = any([_accumulates(name, p) for name, p in zip(trained, ctx.placeholders) if name])
+        wanted = {
+            name: need and _accumulates(name, p)
+            for name, need, p in zip(ctx.names, needed, ctx.placeholders, strict=True)
+        }
+        weight_gradient = any(wanted.values())
         if weight_gradient:
             step.admit()
         dx = step.guard(
-            lambda: step.connection.backward(
+            lambda: step.connection(layer).backward(
                 layer.layer,
                 tuple(forwarded.tolist()),
                 x,
                 dy.to(x.dtype),
                 input_gradient=input_gradient,
                 weight_gradient=weight_gradient,
-            )
+            ),
+            layer,
         )
         if dx is not None:
             dx = dx.to(x.device)
-        gradients = (step.gradient(name) if name and weight_gradient else None for name in trained)
-        return None, None, None, None, dx, *gradients
+        return None, None, None, None, dx, *(step.gradients(wanted) if weight_gradient else [None] * len(wanted))
 
 
 def _accumulates(name: str, placeholder: nn.Parameter) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import TypeVar
@@ -13,7 +14,8 @@ from . import _native
 from .connection import Connection
 from .errors import Error, StepAborted
 from .gradient import ServerGradient, factor_of
-from .optimizers import check_state, loss_scaling, parameter_groups
+from .optimizers import check_optimizer, check_state, loss_scaling, parameter_groups
+from .servers import Sealed, Servers
 
 T = TypeVar("T")
 
@@ -28,28 +30,35 @@ class Step:
     ``average``: whether the trainers average their gradients, as DistributedDataParallel does.
     """
 
-    def __init__(self, connection: Connection, model: nn.Module, average: bool) -> None:
-        self.connection = connection
+    def __init__(self, servers: Servers, model: nn.Module, average: bool) -> None:
+        self._servers = servers
+        self._owners = {layer.layer: c for c in servers.connections for layer in c.model.layers}
         self.placeholders: dict[str, nn.Parameter] = {}  # by the server's tensor name, in the server's order
         self.optimizer: torch.optim.Optimizer | None = None
         self.fresh_optimizer = False  # whether the server's optimizer state is zeroed ahead of the next commit
+        self._owes_unscaling = False  # to a GradScaler, which had done so when an attempt was aborted
         self._model = model
-        self._divisor = connection.run.trainer_count if average else 1
+        self._divisor = servers.trainer_count if average else 1
         self._reset()
 
-    def guard(self, call: Callable[[], T]) -> T:
-        """Runs ``call``; where it fails because the attempt is over, ends the local half too and raises StepAborted."""
+    def connection(self, layer: _native.Layer) -> Connection:
+        """To the server that has ``layer``."""
+        return self._owners[layer.layer]
+
+    def guard(self, call: Callable[[], T], layer: _native.Layer | None = None) -> T:
+        """Runs ``call``, of ``layer`` where it is of one; where it fails because the attempt is over, ends the local
+        half too and raises StepAborted."""
         try:
             return call()
         except Error as error:
             if error.code != "ABORTED" and error.reason != "UNKNOWN_SESSION":
                 self._torn = True
                 raise
-            if not self.connection.run.train:
-                self.connection.reopen_session()
+            if layer is not None and not self.connection(layer).run.train:
+                self.connection(layer).reopen_session()
                 return call()
             self.forget()
-            self._discard(str(error))
+            self._servers.discard(str(error))
             raise StepAborted(
                 f"{error}; local gradients were zeroed and nothing was updated: run the step's batches again",
                 "ABORTED",
@@ -63,11 +72,18 @@ class Step:
     def admit(self) -> None:
         """Ahead of a backward call that adds weight gradients. Torch adds to what is in ``grad`` when a backward pass
         begins; what was dropped from there since the pass before is dropped from the server."""
+        if self._sealed is not None:
+            raise Error(
+                "the step is sealed, since the norm of its gradients was asked for, or whether they are finite "
+                "(clipping, unscaling), and nothing can be added to it: call step() or zero_grad()",
+                "FAILED_PRECONDITION",
+                "ALREADY_SEALED",
+            )
         backward_pass = torch._C._current_graph_task_id()
         if backward_pass == self._pass:
             return
         dropped, kept = [], []
-        for name, p in self.placeholders.items():
+        for name, p in self._held().items():
             factor = 0.0 if p.grad is None else self._factor(name, p)
             if factor not in (0, 1):
                 raise Error(
@@ -87,25 +103,41 @@ class Step:
             self.discard()
         self._pass = backward_pass
 
-    def gradient(self, name: str) -> ServerGradient:
-        """What a backward call that was admitted gives to the placeholder of ``name``."""
-        self._given.add(name)
-        return ServerGradient.of(name, self._attempt, self.placeholders[name])
+    def gradients(self, wanted: dict[str, bool]) -> list[ServerGradient | None]:
+        """What a backward call that was admitted gives to a layer's placeholders: to those whose ``grad`` it adds to.
+        The server has added to the others too."""
+        self._given.update(name for name, adds in wanted.items() if adds)
+        self._unwanted.update(name for name, adds in wanted.items() if not adds)
+        return [
+            ServerGradient.of(name, self._attempt, self.placeholders[name]) if adds else None
+            for name, adds in wanted.items()
+        ]
 
     def commit(self, optimizer: torch.optim.Optimizer) -> None:
         """Applies the server's half of the step with ``optimizer``'s hyperparameters as they are now."""
-        if not self.connection.run.train:
+        if not self._servers.training:
             return
-        trained = {name: p for name, p in self.placeholders.items() if p.grad is not None}
+        trained = {name: p for name, p in self._held().items() if self._is_trained(p)}
         check_state(optimizer, self.placeholders)
         scale, found_inf = loss_scaling(optimizer)
         if found_inf or not trained:
             return
-        groups = parameter_groups(optimizer, self.placeholders, trained)
+        check_optimizer(optimizer)
         factor = self._common_factor(trained)
         if factor == 0:  # what the server has is not wanted, and the optimizer steps on zeros
+            if self._servers.trainer_count > 1:
+                raise Error(
+                    "the server's gradients were zeroed here and are those of all trainers: call zero_grad()",
+                    "FAILED_PRECONDITION",
+                )
             self.discard()
             factor = 1.0
+        if self._owes_unscaling and not self._unscaled and scale == 1:
+            raise Error(
+                "a GradScaler unscaled the gradients of the attempt that was aborted, and takes these for unscaled "
+                "too: call its update() before the step's batches are run again",
+                "FAILED_PRECONDITION",
+            )
         sealed = self.seal(self._attempt)
         if not sealed.finite or not math.isfinite(factor):
             origin = sealed.non_finite_origin or "one that the trainer holds"
@@ -115,8 +147,9 @@ class Step:
                 "NON_FINITE",
             )
         scale = factor / (scale * self._divisor)
-        self.guard(lambda: self.connection.session.commit_step(groups, scale, self.fresh_optimizer))
-        self.fresh_optimizer = False
+        groups_of = functools.partial(parameter_groups, optimizer, trained=trained)
+        self.guard(lambda: self._servers.commit(groups_of, scale, self.fresh_optimizer))
+        self.fresh_optimizer = self._owes_unscaling = False
         self._reset()
 
     def hide_gradients(self) -> None:
@@ -133,9 +166,8 @@ class Step:
 
     def discard(self) -> None:
         """Drops the server's half, if it has one that no step() committed."""
-        pending = self._sealed or self._torn or self.connection.session.pending_row_count > 0
-        if self.connection.run.train and pending:
-            self._discard("zero_grad")
+        if self._servers.training and (self._sealed or self._torn or self._servers.pending_row_count > 0):
+            self._servers.discard("zero_grad")
         self._reset()
 
     def forget(self) -> None:
@@ -144,19 +176,22 @@ class Step:
         for parameters in (self._model.parameters(), *(group["params"] for group in groups)):
             for p in parameters:
                 p.grad = None
+        self._owes_unscaling = self._owes_unscaling or self._unscaled
         self._reset()
         self.share()
 
     def share(self) -> None:
         """After gradients were zeroed. Of several trainers, one that sees no batch clips and decides as the others do:
         the server's gradients are the run's, and so each has them from the start."""
-        run = self.connection.run
-        if run.train and run.trainer_count > 1:
-            for name, p in self.placeholders.items():
-                if p.requires_grad and p.grad is None:
-                    p.grad = ServerGradient.of(name, self._attempt, p)
+        if self._servers.trainer_count == 1:
+            return
+        for connection in self._servers.training:
+            for tensor in connection.model.tensors:
+                p = self.placeholders[tensor.name]
+                if p.requires_grad and (p.grad is None or not factor_of(p.grad, tensor.name, self._attempt)):
+                    p.grad = ServerGradient.of(tensor.name, self._attempt, p)
 
-    def seal(self, attempt: _Attempt) -> _native.SealedStep:
+    def seal(self, attempt: _Attempt) -> Sealed:
         """Ends the step's backward calls and waits for the other trainers', once."""
         if attempt is not self._attempt:
             raise Error(
@@ -164,29 +199,59 @@ class Step:
                 "FAILED_PRECONDITION",
             )
         if self._sealed is None:
-            self._sealed = self.guard(lambda: self.connection.session.seal_step())
+            self._sealed = self.guard(self._servers.seal)
         return self._sealed
 
     def norm(self, attempt: _Attempt, tensor: str) -> float:
         """The 2-norm of ``tensor``'s gradient, as the trainers average it. NaN where any tensor's is not finite."""
+        self._check_wanted(tensor)
         sealed = self.seal(attempt)
         if not sealed.finite:
             return math.nan
-        if self._squares is None:
-            self._squares = dict(zip(self.placeholders, sealed.tensor_sums_of_squares, strict=True))
-        return math.sqrt(self._squares[tensor]) / self._divisor
+        return math.sqrt(sealed.squares[tensor]) / self._divisor
+
+    def unscale(self, attempt: _Attempt) -> bool:
+        """A GradScaler unscales the gradients. Whether all are finite."""
+        finite = self.seal(attempt).finite
+        self._unscaled = True
+        return finite
+
+    def _held(self) -> dict[str, nn.Parameter]:
+        """The placeholders that the optimizer holds; all, where there is none yet. What is in the others' ``grad``
+        counts for nothing."""
+        if self.optimizer is None:
+            return self.placeholders
+        held = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        for p in self.placeholders.values():
+            if id(p) not in held:
+                p.grad = None
+        return {name: p for name, p in self.placeholders.items() if id(p) in held}
+
+    def _is_trained(self, p: nn.Parameter) -> bool:
+        """As in torch, what has a gradient. Of several trainers, one that has none takes part in the others' step."""
+        return p.grad is not None or (p.requires_grad and self._servers.trainer_count > 1)
+
+    def _check_wanted(self, name: str) -> None:
+        if name in self._unwanted:
+            raise Error(
+                f"a backward of this step added to the gradients of {name}'s layer and not to its own (it was frozen, "
+                "or not among backward's inputs), and the server adds to all of a layer's: call zero_grad(), and "
+                "freeze it for whole steps",
+                "FAILED_PRECONDITION",
+            )
 
     def _reset(self) -> None:
         self._attempt = _Attempt(self)
-        self._sealed: _native.SealedStep | None = None
-        self._squares: dict[str, float] | None = None
+        self._sealed: Sealed | None = None
         self._torn = False  # a call failed, so that the server may hold rows that the session does not know of
         self._given: set[str] = set()  # the placeholders that backward gave a gradient in this attempt
+        self._unwanted: set[str] = set()  # those that it gave none, though the server added to theirs
+        self._unscaled = False  # by a GradScaler
         self._pass: int | None = None  # the backward pass that was admitted last
         self._hidden: list[tuple[nn.Parameter, torch.Tensor]] = []
 
     def _factor(self, name: str, p: nn.Parameter) -> float:
-        factor = factor_of(p.grad, self._attempt)
+        factor = factor_of(p.grad, name, self._attempt)
         if factor is None:
             raise Error(
                 f"the gradients, such as that of {name}, were not zeroed since the last step(), and the server dropped "
@@ -197,7 +262,12 @@ class Step:
 
     def _common_factor(self, trained: dict[str, nn.Parameter]) -> float:
         """What all of the server's gradients are to be multiplied with."""
-        factors = {name: self._factor(name, p) for name, p in trained.items()}
+        factors = {name: self._factor(name, p) for name, p in trained.items() if p.grad is not None}
+        if not factors:
+            return 1.0
+        for name, factor in factors.items():
+            if factor:
+                self._check_wanted(name)
         first, *others = factors.items()
         for name, factor in others:
             if factor != first[1] and not (math.isnan(factor) and math.isnan(first[1])):
@@ -207,15 +277,6 @@ class Step:
                     "FAILED_PRECONDITION",
                 )
         return first[1]
-
-    def _discard(self, reason: str) -> None:
-        """Moves to the attempt that is open now, in a new session where the old one is gone."""
-        try:
-            self.connection.session.discard_step(reason[:256])
-        except Error as error:
-            if error.reason != "UNKNOWN_SESSION":
-                raise
-            self.connection.reopen_session()
 
 
 class _Attempt:
@@ -227,5 +288,5 @@ class _Attempt:
     def norm(self, tensor: str) -> float:
         return self._step.norm(self, tensor)
 
-    def is_finite(self) -> bool:
-        return self._step.seal(self).finite
+    def unscale(self) -> bool:
+        return self._step.unscale(self)
