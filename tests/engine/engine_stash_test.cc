@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/engine/lane.h"
 #include "tests/engine/bytes.h"
 #include "tests/engine/hand_clock.h"
 #include "tests/engine/lazy_device.h"
