@@ -14,6 +14,7 @@
 #include "client/cpp/client.h"
 #include "client/python/native/fork_safe.h"
 #include "client/python/native/status.h"
+#include "kernels/status.h"
 
 namespace shardmlp::python {
 namespace {
