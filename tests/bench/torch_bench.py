@@ -116,12 +116,13 @@ def measure_speed(name: str, rounds: int, tokens: int) -> None:
                 _, target, metrics = stack.enter_context(server(Path(scratch), name, f"--stash-bytes={stash}"))
                 model = load(Path(scratch), dtype)
                 stack.enter_context(shardmlp.offload(model, target))
-                remotes[kind] = model, metrics
+                remotes[kind] = model
+                before = received_bytes(metrics)
                 run(local, x, dy), run(model.model.layers[0].mlp, x, dy)
-                print(f"torch_{name}{kind}_sent_bytes_per_token {received_bytes(metrics) / tokens:.0f}")
+                print(f"torch_{name}{kind}_sent_bytes_per_token {(received_bytes(metrics) - before) / tokens:.0f}")
             ratios, rates, references = ({kind: [] for kind in remotes} for _ in range(3))
             for _ in range(rounds):
-                for kind, (model, _) in remotes.items():
+                for kind, model in remotes.items():
                     # The machine drifts: the reference before and after stand for the time in between.
                     before = run(local, x, dy)
                     rates[kind].append(run(model.model.layers[0].mlp, x, dy))
