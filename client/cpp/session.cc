@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "client/cpp/connection.h"
 #include "client/cpp/heartbeat.h"
@@ -20,6 +21,11 @@ namespace shardmlp {
 namespace {
 
 constexpr absl::Duration kCloseBudget = absl::Seconds(2);
+constexpr size_t kMaxReleasedTickets = 1024;  // that one call tells of
+
+v1::KeepInput ToProto(ClientKeepInput keep_input) {
+  return keep_input == ClientKeepInput::kPinned ? v1::KEEP_INPUT_PINNED : v1::KEEP_INPUT_IF_ROOM;
+}
 
 absl::StatusOr<const ClientLayer*> FindLayer(const ServedModel& model, int layer) {
   if (const ClientLayer* found = model.FindLayer(layer); found != nullptr) return found;
@@ -86,15 +92,34 @@ ClientPosition Session::MoveTo(const ClientPosition& position) {
 }
 
 absl::StatusOr<int64_t> Session::Forward(int layer, ConstMatrixView x, MatrixView y) {
-  SHARDMLP_ASSIGN_OR_RETURN(const Forwarded forwarded, RunForward(layer, x, y, /*keep_input=*/false));
+  SHARDMLP_ASSIGN_OR_RETURN(const Forwarded forwarded, RunForward(layer, x, y, std::nullopt));
   return forwarded.weights_version;
 }
 
-absl::StatusOr<Forwarded> Session::ForwardKeeping(int layer, ConstMatrixView x, MatrixView y) {
-  return RunForward(layer, x, y, /*keep_input=*/true);
+absl::StatusOr<Forwarded> Session::ForwardKeeping(int layer, ConstMatrixView x, MatrixView y,
+                                                  ClientKeepInput keep_input) {
+  return RunForward(layer, x, y, keep_input);
 }
 
-absl::StatusOr<Forwarded> Session::RunForward(int layer, ConstMatrixView x, MatrixView y, bool keep_input) {
+void Session::Release(int64_t ticket) {
+  absl::MutexLock lock(&mutex_);
+  released_tickets_.push_back(ticket);
+}
+
+std::vector<int64_t> Session::ReleasedTickets() const {
+  absl::MutexLock lock(&mutex_);
+  const size_t count = std::min(released_tickets_.size(), kMaxReleasedTickets);
+  return {released_tickets_.begin(), released_tickets_.begin() + count};
+}
+
+void Session::Forget(const std::vector<int64_t>& tickets) {
+  if (tickets.empty()) return;
+  absl::MutexLock lock(&mutex_);
+  std::erase_if(released_tickets_, [&](int64_t ticket) { return absl::c_linear_search(tickets, ticket); });
+}
+
+absl::StatusOr<Forwarded> Session::RunForward(int layer, ConstMatrixView x, MatrixView y,
+                                              std::optional<ClientKeepInput> keep_input) {
   SHARDMLP_ASSIGN_OR_RETURN(const ClientLayer* const found, FindLayer(model_, layer));
   SHARDMLP_RETURN_IF_ERROR(CheckMatrix("x", x, x.rows, found->hidden_size, x.dtype));
   SHARDMLP_RETURN_IF_ERROR(CheckMatrix("y", y, x.rows, found->output_size, x.dtype));
@@ -105,7 +130,9 @@ absl::StatusOr<Forwarded> Session::RunForward(int layer, ConstMatrixView x, Matr
   header.set_layer(layer);
   header.set_row_count(x.rows);
   header.set_dtype(ToProto(x.dtype));
-  header.set_keep_input(keep_input);
+  if (keep_input.has_value()) header.set_keep_input(ToProto(*keep_input));
+  const std::vector<int64_t> released = ReleasedTickets();
+  header.mutable_released_tickets()->Add(released.begin(), released.end());
 
   ShardCall call;
   call.method = "/shardmlp.v1.Compute/Forward";
@@ -116,13 +143,15 @@ absl::StatusOr<Forwarded> Session::RunForward(int layer, ConstMatrixView x, Matr
   SHARDMLP_ASSIGN_OR_RETURN(
       const v1::ForwardEnd end,
       RunWithRetries<v1::ForwardEnd>(connections_, absl::StrCat("Forward of layer ", layer), call));
+  Forget(released);
   return Forwarded{end.weights_version(), end.ticket(), end.gate_up_kept()};
 }
 
 absl::Status Session::Backward(int layer, int64_t weights_version, ConstMatrixView x, ConstMatrixView dy, MatrixView dx,
                                bool weight_gradient, int64_t ticket) {
   SHARDMLP_ASSIGN_OR_RETURN(const ClientLayer* const found, FindLayer(model_, layer));
-  SHARDMLP_RETURN_IF_ERROR(CheckMatrix("x", x, x.rows, found->hidden_size, x.dtype));
+  const bool x_dropped = x.data == nullptr && x.rows > 0 && ticket != 0;
+  if (!x_dropped) SHARDMLP_RETURN_IF_ERROR(CheckMatrix("x", x, x.rows, found->hidden_size, x.dtype));
   SHARDMLP_RETURN_IF_ERROR(CheckMatrix("dy", dy, x.rows, found->output_size, x.dtype));
   if (!dx.empty()) SHARDMLP_RETURN_IF_ERROR(CheckMatrix("dx", dx, x.rows, found->hidden_size, x.dtype));
   if (dx.empty() && !weight_gradient) return absl::OkStatus();
@@ -142,7 +171,7 @@ absl::Status Session::Backward(int layer, int64_t weights_version, ConstMatrixVi
   header.set_ticket(ticket);
   const ConstMatrixView sent_x = ticket == 0 ? x : ConstMatrixView(nullptr, x.rows, 0, x.dtype);
   absl::Status status = RunBackward(header, sent_x, dy, dx);
-  if (ticket != 0 && ReasonOf(status) == Reason::kTicketMissing) {
+  if (ticket != 0 && !x_dropped && ReasonOf(status) == Reason::kTicketMissing) {
     header.clear_ticket();
     status = RunBackward(header, x, dy, dx);
   }
@@ -158,14 +187,18 @@ absl::Status Session::RunBackward(const v1::BackwardHeader& header, ConstMatrixV
                                   MatrixView dx) {
   v1::BackwardRequest request;
   *request.mutable_header() = header;
+  const std::vector<int64_t> released = ReleasedTickets();
+  request.mutable_header()->mutable_released_tickets()->Add(released.begin(), released.end());
   ShardCall call;
   call.method = "/shardmlp.v1.Compute/Backward";
   SetEnds(request, call);
   call.inputs = {x, dy};
   call.output = dx;
   SHARDMLP_ASSIGN_OR_RETURN(call.rows_per_shard, ShardRowCount(model_, (x.cols + dy.cols) * SizeOf(x.dtype)));
-  return RunWithRetries<v1::BackwardEnd>(connections_, absl::StrCat("Backward of layer ", header.layer()), call)
-      .status();
+  SHARDMLP_RETURN_IF_ERROR(
+      RunWithRetries<v1::BackwardEnd>(connections_, absl::StrCat("Backward of layer ", header.layer()), call).status());
+  Forget(released);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<SealedStep> Session::SealStep() {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -11,12 +12,20 @@
 
 namespace shardmlp {
 
+// Whether a forward leaves its x in the stash, for a backward.
+enum class KeepInput {
+  kNo,
+  kIfRoom,  // until that backward is answered, or a later forward needs the room
+  kPinned,  // until it is released; refused where there is no room
+};
+
 struct ForwardSpec {
   int64_t session_id = 0;
   int layer = 0;
   int64_t row_count = 0;
   DType dtype = DType::kF32;  // on the wire
-  bool keep_input = false;    // in the stash, for a backward
+  KeepInput keep_input = KeepInput::kNo;
+  std::vector<int64_t> released_tickets = {};  // that no backward will name any more
 };
 
 struct BackwardSpec {
@@ -31,6 +40,7 @@ struct BackwardSpec {
   bool input_gradient = true;
   bool weight_gradient = true;
   int64_t ticket = 0;  // of the x that a forward left in the stash; 0: the shards carry x
+  std::vector<int64_t> released_tickets = {};
 };
 
 // Bytes that lie somewhere in pieces; a received payload.

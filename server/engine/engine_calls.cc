@@ -17,6 +17,7 @@ absl::StatusOr<std::shared_ptr<Call>> ServingEngine::StartForward(const ForwardS
   call.header.dtype = spec.dtype;
   call.header.weight_gradient = false;
   call.keep_input = spec.keep_input;
+  call.header.released_tickets = spec.released_tickets;
   return StartCall(call, sink);
 }
 
@@ -97,14 +98,18 @@ absl::StatusOr<std::shared_ptr<Call>> ServingEngine::StartCall(CallSpec spec, Ca
 
 absl::Status ServingEngine::UseStash(const SessionSpec& session, CallSpec& spec, Lane& lane) {
   const BackwardSpec& header = spec.header;
+  for (const int64_t ticket : header.released_tickets) stash_->Release(ticket, header.session_id);
+  spec.header.released_tickets.clear();
   const Stash::Call call{header.session_id, header.layer, header.row_count, header.dtype};
   if (spec.x_kept()) {
     SHARDMLP_ASSIGN_OR_RETURN(lane.kept, stash_->Find(header.ticket, call));
-  } else if (spec.keep_input) {
-    const bool reader = session.role == SessionRole::kRead && !options_.frozen;
+  } else if (spec.keep_input != KeepInput::kNo) {
+    const Stash::Claim claim{.pinned = spec.keep_input == KeepInput::kPinned,
+                             .reader = session.role == SessionRole::kRead && !options_.frozen};
     const Stash::RowSize row_size{spec.x_cols * SizeOf(header.dtype), spec.gate_up_cols * SizeOf(spec.compute_dtype)};
     const int64_t tiles = header.row_count / plan_.tile_row_count + 1;
-    Stash::Kept kept = stash_->Keep(call, reader, row_size, tiles);
+    Stash::Kept kept = stash_->Keep(call, claim, row_size, tiles);
+    if (claim.pinned && kept.rows == nullptr) return stash_->Full(call, row_size);
     spec.header.ticket = kept.ticket;
     spec.gate_up_kept = kept.rows != nullptr && kept.rows->gate_up != nullptr;
     lane.kept = std::move(kept.rows);

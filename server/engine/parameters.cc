@@ -34,6 +34,15 @@ void Transpose(const char* from, int64_t rows, int64_t cols, int64_t element_byt
   }
 }
 
+// Those of the four that the layer has.
+std::vector<MatrixView> MatricesOf(const MlpTensors& tensors) {
+  std::vector<MatrixView> matrices;
+  for (const MatrixView& view : {tensors.gate_up, tensors.gate_up_bias, tensors.down, tensors.down_bias}) {
+    if (!view.empty()) matrices.push_back(view);
+  }
+  return matrices;
+}
+
 // The file's [rows, cols]; a one-dimensional tensor is one row.
 int64_t FileRows(const TensorSpec& tensor) { return tensor.shape.size() == 1 ? 1 : tensor.shape[0]; }
 int64_t FileCols(const TensorSpec& tensor) { return tensor.shape.back(); }
@@ -129,10 +138,7 @@ const MlpTensors* Parameters::gradients(size_t layer) const {
 std::vector<MatrixView> Parameters::all_gradients() const {
   std::vector<MatrixView> gradients;
   for (const Layer& layer : layers_) {
-    const MlpTensors& views = layer.gradients.views;
-    for (const MatrixView& view : {views.gate_up, views.gate_up_bias, views.down, views.down_bias}) {
-      if (!view.empty()) gradients.push_back(view);
-    }
+    for (const MatrixView& view : MatricesOf(layer.gradients.views)) gradients.push_back(view);
   }
   return gradients;
 }
@@ -170,8 +176,7 @@ absl::Status Parameters::CheckOptimizer(absl::Span<const Hyperparameters> hyperp
 absl::Status Parameters::ResetOptimizer() {
   for (const Layer& layer : layers_) {
     for (const LayerTensors* moments : {&layer.moment1, &layer.moment2}) {
-      for (const MatrixView& view :
-           {moments->views.gate_up, moments->views.gate_up_bias, moments->views.down, moments->views.down_bias}) {
+      for (const MatrixView& view : MatricesOf(moments->views)) {
         SHARDMLP_RETURN_IF_ERROR(backend_.Zero(Stream::kCompute, view));
       }
     }

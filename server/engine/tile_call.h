@@ -31,8 +31,8 @@ struct CallSpec {
   int64_t dy_cols = 0;       // O of the layer
   int64_t gate_up_cols = 0;  // 2I of the layer, or I where ungated
   DType compute_dtype = DType::kF32;
-  bool keep_input = false;    // of a forward
-  bool gate_up_kept = false;  // of a forward, under header.ticket
+  KeepInput keep_input = KeepInput::kNo;  // of a forward
+  bool gate_up_kept = false;              // of a forward, under header.ticket
 
   // The rows' x is in the stash, and not in the shards.
   bool x_kept() const { return pass == Pass::kBackward && header.ticket != 0; }

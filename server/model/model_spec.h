@@ -13,8 +13,8 @@ namespace shardmlp {
 // What a tensor's optimizer state comes from.
 struct UpdateHistory {
   int64_t count = 0;
-  std::string
-      optimizer;  // "adamw" or "sgd" (Name of kernels/optimizer.h), whose moments they are; "" for no update yet
+  // Whose moments they are: "adamw" or "sgd", as Name(Hyperparameters) says; "" for no update yet.
+  std::string optimizer;
   friend bool operator==(const UpdateHistory&, const UpdateHistory&) = default;
 };
 

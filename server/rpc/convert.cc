@@ -28,19 +28,32 @@ absl::StatusOr<Header> Parse(const std::string& body) {
   return header;
 }
 
+absl::StatusOr<KeepInput> ReadKeepInput(v1::KeepInput keep) {
+  switch (keep) {
+    case v1::KEEP_INPUT_NO: return KeepInput::kNo;
+    case v1::KEEP_INPUT_IF_ROOM: return KeepInput::kIfRoom;
+    case v1::KEEP_INPUT_PINNED: return KeepInput::kPinned;
+    default: return Invalid(absl::StrCat("keep_input is ", static_cast<int>(keep), "; expected 0 to 2"));
+  }
+}
+
 absl::StatusOr<CallHeader> ReadForwardHeader(const std::string& body) {
   SHARDMLP_ASSIGN_OR_RETURN(const auto header, Parse<v1::ForwardHeader>(body));
   SHARDMLP_ASSIGN_OR_RETURN(const DType dtype, FromProto(header.dtype()));
+  SHARDMLP_ASSIGN_OR_RETURN(const KeepInput keep_input, ReadKeepInput(header.keep_input()));
+  const auto& released = header.released_tickets();
   return ForwardSpec{.session_id = header.session_id(),
                      .layer = header.layer(),
                      .row_count = header.row_count(),
                      .dtype = dtype,
-                     .keep_input = header.keep_input()};
+                     .keep_input = keep_input,
+                     .released_tickets = {released.begin(), released.end()}};
 }
 
 absl::StatusOr<CallHeader> ReadBackwardHeader(const std::string& body) {
   SHARDMLP_ASSIGN_OR_RETURN(const auto header, Parse<v1::BackwardHeader>(body));
   SHARDMLP_ASSIGN_OR_RETURN(const DType dtype, FromProto(header.dtype()));
+  const auto& released = header.released_tickets();
   return BackwardSpec{.session_id = header.session_id(),
                       .layer = header.layer(),
                       .row_count = header.row_count(),
@@ -51,7 +64,8 @@ absl::StatusOr<CallHeader> ReadBackwardHeader(const std::string& body) {
                       .weights_version = header.weights_version(),
                       .input_gradient = header.input_gradient(),
                       .weight_gradient = header.weight_gradient(),
-                      .ticket = header.ticket()};
+                      .ticket = header.ticket(),
+                      .released_tickets = {released.begin(), released.end()}};
 }
 
 absl::StatusOr<Hyperparameters> FromProto(const v1::ParameterGroup& group) {

@@ -12,6 +12,11 @@
 
 namespace shardmlp {
 
+// What an rpc ends with whose client is there no more.
+inline absl::Status ClientGone() {
+  return Error(absl::StatusCode::kCancelled, Reason::kCancelled, "the client cancelled the call or went away");
+}
+
 class RpcRecord {
  public:
   // Counts the start. Both must outlive the record.

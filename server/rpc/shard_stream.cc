@@ -15,10 +15,6 @@ namespace {
 // The result's alternative in ForwardResponse and BackwardResponse.
 constexpr int kResultField = 1;
 
-absl::Status ClientGone() {
-  return Error(absl::StatusCode::kCancelled, Reason::kCancelled, "the client cancelled the call or went away");
-}
-
 // Keeps result memory for as long as gRPC holds a slice of it.
 struct Loan {
   std::shared_ptr<void> result;

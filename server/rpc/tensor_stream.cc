@@ -12,10 +12,6 @@ namespace {
 
 constexpr int64_t kChunkBytes = 1 << 20;  // of a chunk, unless one row is larger
 
-absl::Status ClientGone() {
-  return Error(absl::StatusCode::kCancelled, Reason::kCancelled, "the client went away while it read a tensor");
-}
-
 }  // namespace
 
 TensorStream* TensorStream::Start(const TensorStreamContext& context, const std::string& tensor_name,

@@ -58,7 +58,7 @@ class UnaryReply {
       Finish(record.End(status));
     }
     void OnCancel() override {
-      End(Error(absl::StatusCode::kCancelled, Reason::kCancelled, "the client cancelled the call or went away"), [] {});
+      End(ClientGone(), [] {});
     }
     void OnDone() override { self = nullptr; }
 

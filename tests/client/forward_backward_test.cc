@@ -104,11 +104,11 @@ TEST(ForwardBackwardTest, ATicketThatIsMissingIsAnsweredWithX) {
   Connected connected(server.target());
   MatrixData x(5, kHidden, DType::kF32), y(5, kOutput, DType::kF32);
   MatrixData dy(5, kOutput, DType::kF32), dx(5, kHidden, DType::kF32);
-  const auto kept = connected.session->ForwardKeeping(0, x.Fill(1).view(), y.view());
+  const auto kept = connected.session->ForwardKeeping(0, x.Fill(1).view(), y.view(), ClientKeepInput::kIfRoom);
   ASSERT_TRUE(kept.ok()) << kept.status();
   EXPECT_EQ(kept->ticket, 77);
   EXPECT_EQ(kept->weights_version, 11);
-  EXPECT_TRUE(server.calls().back().forward.keep_input());
+  EXPECT_EQ(server.calls().back().forward.keep_input(), v1::KEEP_INPUT_IF_ROOM);
   server.SetHook([](const fake::Moment& moment) -> std::optional<grpc::Status> {
     if (moment.method != "Backward" || moment.try_number > 0) return std::nullopt;
     return fake::Refuse(absl::StatusCode::kFailedPrecondition, Reason::kTicketMissing, "gone");
@@ -134,7 +134,42 @@ TEST(ForwardBackwardTest, AForwardThatNoBackwardFollowsAsksForNothingToBeKept) {
   Connected connected(server.target());
   MatrixData x(5, kHidden, DType::kF32), y(5, kOutput, DType::kF32);
   ASSERT_TRUE(connected.session->Forward(0, x.view(), y.view()).ok());
-  EXPECT_FALSE(server.calls().back().forward.keep_input());
+  EXPECT_EQ(server.calls().back().forward.keep_input(), v1::KEEP_INPUT_NO);
+}
+
+TEST(ForwardBackwardTest, AReleasedTicketIsToldWithTheNextCallThatArrives) {
+  FakeServer server;
+  server.SetForwardAnswerHook([](v1::ForwardResponse& answer) {
+    if (answer.has_end()) answer.mutable_end()->set_ticket(77);
+  });
+  Connected connected(server.target());
+  MatrixData x(5, kHidden, DType::kF32), y(5, kOutput, DType::kF32);
+  MatrixData dy(5, kOutput, DType::kF32), dx(5, kHidden, DType::kF32);
+  const auto pinned = connected.session->ForwardKeeping(0, x.view(), y.view(), ClientKeepInput::kPinned);
+  ASSERT_TRUE(pinned.ok()) << pinned.status();
+  EXPECT_EQ(server.calls().back().forward.keep_input(), v1::KEEP_INPUT_PINNED);
+  connected.session->Release(77);
+  connected.session->Release(78);
+  // The caller has no x any more: a ticket that is missing is its to answer for, and this call tells nobody anything.
+  server.SetHook([](const fake::Moment& moment) -> std::optional<grpc::Status> {
+    if (moment.method != "Backward" || moment.try_number > 0) return std::nullopt;
+    return fake::Refuse(absl::StatusCode::kFailedPrecondition, Reason::kTicketMissing, "gone");
+  });
+  const MatrixView dropped(nullptr, 5, 0, DType::kF32);
+  const absl::Status missing = connected.session->Backward(0, 11, dropped, dy.view(), dx.view(), true, 77);
+  EXPECT_EQ(ReasonOf(missing), Reason::kTicketMissing);
+  EXPECT_EQ(connected.session->pending_row_count(), 0);
+  ASSERT_TRUE(connected.session->Forward(0, x.view(), y.view()).ok());
+  ASSERT_TRUE(connected.session->Forward(0, x.view(), y.view()).ok());
+  std::vector<std::vector<int64_t>> told;
+  for (const fake::SeenCall& call : server.calls()) {
+    if (call.complete) continue;
+    const auto& tickets =
+        call.method == "Backward" ? call.backward.released_tickets() : call.forward.released_tickets();
+    told.emplace_back(tickets.begin(), tickets.end());
+  }
+  EXPECT_THAT(told, ::testing::ElementsAre(::testing::IsEmpty(), ::testing::ElementsAre(77, 78),
+                                           ::testing::ElementsAre(77, 78), ::testing::IsEmpty()));
 }
 
 TEST(ForwardBackwardTest, BackwardOfNothingCostsNoCall) {

@@ -41,7 +41,7 @@ bool MetricsSay(const TestEngine& engine, const std::string& line) {
 CallSummary Keep(Trainer& trainer, size_t layer, const Dense& x, DType dtype = DType::kF32) {
   ForwardSpec spec = trainer.ForwardHeader(layer, x.rows);
   spec.dtype = dtype;
-  spec.keep_input = true;
+  spec.keep_input = KeepInput::kIfRoom;
   const auto call = trainer.Start(spec, x);
   EXPECT_TRUE(Succeeds(call->SendAll(3)));
   return call->Wait().value();
@@ -304,11 +304,40 @@ TEST_F(StashTest, AForwardThatIsCancelledLeavesNothing) {
   TestEngine engine(model_, WithStash(model_, kPlenty));
   Trainer trainer(*engine);
   ForwardSpec spec = trainer.ForwardHeader(0, kRows);
-  spec.keep_input = true;
+  spec.keep_input = KeepInput::kIfRoom;
   const auto call = trainer.Start(spec, x_);
   EXPECT_TRUE(Succeeds(call->Send(kTileRows)));
   EXPECT_FALSE(MetricsSay(engine, "shardmlp_stash_bytes 0"));
   call->Cancel();
+  EXPECT_TRUE(MetricsSay(engine, "shardmlp_stash_bytes 0"));
+}
+
+TEST_F(StashTest, APinnedInputIsThereForEveryBackwardAndReleasedWithTheNextCall) {
+  TestEngine engine(model_, WithStash(model_, kRows * x_.cols * SizeOf(DType::kF64) + 64));  // x alone, once
+  Trainer trainer(*engine);
+  ForwardSpec spec = trainer.ForwardHeader(0, kRows);
+  spec.keep_input = KeepInput::kPinned;
+  spec.dtype = DType::kF64;
+  const auto forward = trainer.Start(spec, x_);
+  EXPECT_TRUE(Succeeds(forward->SendAll()));
+  const int64_t ticket = forward->Wait()->ticket;
+  ASSERT_NE(ticket, 0);
+  const Dense first = Send(trainer, HeaderOf(trainer, ticket))->rows();
+  EXPECT_EQ(Send(trainer, HeaderOf(trainer, ticket))->rows(), first);
+  EXPECT_EQ(Send(trainer, HeaderOf(trainer, 0))->rows(), first);
+  // Room for one: the next is refused, until it says that the first is done with.
+  EXPECT_TRUE(Fails(RunningCall::Forward(*engine, spec, x_).status(), absl::StatusCode::kFailedPrecondition,
+                    Reason::kStashFull, {"22 rows of layer"}));
+  spec.released_tickets = {ticket};
+  const auto next = trainer.Start(spec, x_);
+  EXPECT_TRUE(Succeeds(next->SendAll()));
+  EXPECT_NE(next->Wait()->ticket, 0);
+  EXPECT_TRUE(Missing(trainer, ticket));
+  // Nothing that was refused holds its place: the engine still has calls for all.
+  for (int64_t n = 0; n < engine->limits().max_call_count; ++n) {
+    EXPECT_EQ(ReasonOf(RunningCall::Forward(*engine, trainer.ForwardHeader(0, -1), x_).status()), Reason::kInvalidRows);
+  }
+  ASSERT_TRUE(Succeeds(trainer.Discard()));
   EXPECT_TRUE(MetricsSay(engine, "shardmlp_stash_bytes 0"));
 }
 

@@ -28,8 +28,8 @@ class StashTest : public ::testing::Test {
     return {session, layer, rows, DType::kF32};
   }
   // A forward that was answered; its ticket, and whether it holds the rows' x and [G | U].
-  int64_t Forward(const Stash::Call& call, bool reader = false) {
-    const Stash::Kept kept = stash_.Keep(call, reader, {kXBytes, kGateUpBytes}, 1);
+  int64_t Forward(const Stash::Call& call, Stash::Claim claim = {}) {
+    const Stash::Kept kept = stash_.Keep(call, claim, {kXBytes, kGateUpBytes}, 1);
     if (kept.rows != nullptr) stash_.Finished(kept.ticket, Pass::kForward, /*answered=*/true);
     return kept.ticket;
   }
@@ -97,7 +97,7 @@ TEST_F(StashTest, AnAnsweredBackwardUsesTheTicketUpAndAnyOtherDoesNot) {
 }
 
 TEST_F(StashTest, AForwardThatWasNotAnsweredLeavesNothing) {
-  const Stash::Kept kept = stash_.Keep(CallOf(4), /*reader=*/false, {kXBytes, kGateUpBytes}, 1);
+  const Stash::Kept kept = stash_.Keep(CallOf(4), /*claim=*/{}, {kXBytes, kGateUpBytes}, 1);
   EXPECT_NE(kept.rows, nullptr);
   stash_.Finished(kept.ticket, Pass::kForward, /*answered=*/false);
   EXPECT_EQ(Holds(kept.ticket, CallOf(4)), Has::kNothing);
@@ -123,7 +123,7 @@ TEST_F(StashTest, TheOldestMakeRoomFirstWithGateAndUpThenWithX) {
 }
 
 TEST_F(StashTest, WhatACallUsesKeepsItsRoom) {
-  Stash::Kept open = stash_.Keep(CallOf(4), /*reader=*/false, {kXBytes, kGateUpBytes}, 1);
+  Stash::Kept open = stash_.Keep(CallOf(4), /*claim=*/{}, {kXBytes, kGateUpBytes}, 1);
   EXPECT_EQ(Forward(CallOf(1)), 0);
   stash_.Finished(open.ticket, Pass::kForward, /*answered=*/true);
   open.rows = nullptr;
@@ -131,7 +131,7 @@ TEST_F(StashTest, WhatACallUsesKeepsItsRoom) {
 }
 
 TEST_F(StashTest, MemoryGoesBackWhenTheCallLetsGoOfIt) {
-  const Stash::Kept kept = stash_.Keep(CallOf(4), /*reader=*/false, {kXBytes, kGateUpBytes}, 1);
+  const Stash::Kept kept = stash_.Keep(CallOf(4), /*claim=*/{}, {kXBytes, kGateUpBytes}, 1);
   stash_.ReleaseAll();
   EXPECT_TRUE(MetricsSay("shardmlp_stash_bytes 0"));
   EXPECT_EQ(memory_->Take(64), nullptr) << "a tile may still be on the device";
@@ -139,11 +139,11 @@ TEST_F(StashTest, MemoryGoesBackWhenTheCallLetsGoOfIt) {
 
 TEST_F(StashTest, ReadersTakeNoRoomOfATrainer) {
   const int64_t trainers = Forward(CallOf(2, 1));
-  const int64_t readers = Forward(CallOf(2, 2), /*reader=*/true);
-  EXPECT_NE(Forward(CallOf(2, 3), /*reader=*/true), 0);
+  const int64_t readers = Forward(CallOf(2, 2), {.reader = true});
+  EXPECT_NE(Forward(CallOf(2, 3), {.reader = true}), 0);
   EXPECT_EQ(Holds(trainers, CallOf(2, 1)), Has::kXAndGateUp);
   EXPECT_NE(Holds(readers, CallOf(2, 2)), Has::kXAndGateUp);
-  EXPECT_EQ(Forward(CallOf(9, 3), /*reader=*/true), 0);
+  EXPECT_EQ(Forward(CallOf(9, 3), {.reader = true}), 0);
   EXPECT_EQ(Holds(trainers, CallOf(2, 1)), Has::kXAndGateUp);
   EXPECT_NE(Forward(CallOf(16, 1)), 0) << "a trainer takes all of it";
 }
@@ -164,6 +164,39 @@ TEST_F(StashTest, ASessionThatEndsTakesItsTicketsAlong) {
   EXPECT_EQ(Holds(last, CallOf(1, 1)), Has::kNothing);
   EXPECT_EQ(Holds(other, CallOf(1, 2)), Has::kXAndGateUp);
   EXPECT_TRUE(MetricsSay("shardmlp_stash_bytes 256"));
+}
+
+TEST_F(StashTest, APinnedInputStaysUntilItsOwnerReleasesIt) {
+  const Stash::Call call = CallOf(2);
+  const int64_t pinned = Forward(call, {.pinned = true});
+  EXPECT_EQ(Holds(pinned, call), Has::kXAndGateUp);
+  EXPECT_NE(Forward(CallOf(14)), 0) << "its [G | U] makes room";
+  EXPECT_EQ(Forward(CallOf(15)), 0);
+  EXPECT_EQ(Holds(pinned, call), Has::kX);
+  ASSERT_TRUE(Succeeds(stash_.Find(pinned, call)));
+  stash_.Finished(pinned, Pass::kBackward, /*answered=*/true);
+  EXPECT_EQ(Holds(pinned, call), Has::kX) << "a graph that was retained goes back again";
+  stash_.Release(pinned, /*session_id=*/2);
+  EXPECT_EQ(Holds(pinned, call), Has::kX) << "it is session 1's";
+  stash_.Release(pinned, /*session_id=*/1);
+  stash_.Release(pinned, /*session_id=*/1);
+  EXPECT_EQ(Holds(pinned, call), Has::kNothing);
+  EXPECT_NE(Forward(CallOf(16), {.pinned = true}), 0);
+  EXPECT_EQ(Forward(CallOf(1), {.pinned = true}), 0);
+  EXPECT_TRUE(Fails(stash_.Full(CallOf(1), {kXBytes, kGateUpBytes}), absl::StatusCode::kFailedPrecondition,
+                    Reason::kStashFull, {"64 bytes each", "1024"}));
+  stash_.ReleaseAll();
+  EXPECT_TRUE(MetricsSay("shardmlp_stash_bytes 0"));
+}
+
+TEST_F(StashTest, ReadersPinHalfAtMost) {
+  const Stash::Claim claim = {.pinned = true, .reader = true};
+  const int64_t first = Forward(CallOf(8, 2), claim);
+  EXPECT_NE(first, 0);
+  EXPECT_EQ(Forward(CallOf(1, 3), claim), 0);
+  EXPECT_NE(Forward(CallOf(8, 1), {.pinned = true}), 0) << "the rest is the trainers'";
+  stash_.Release(first, 2);
+  EXPECT_NE(Forward(CallOf(8, 3), claim), 0);
 }
 
 class NoStashTest : public StashTest {

@@ -271,3 +271,14 @@ def test_offloaded_model_is_not_copied_or_pickled(folder, serve, offload):
     for duplicate in (copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="model.layers.0.mlp is offloaded to unix:.*state_dict"):
             duplicate(model)
+
+
+def test_model_in_distributed_data_parallel_already_is_refused(folder, serve, offload, tmp_path):
+    """It has made buckets for the weights, and would wait for their gradients."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(load_model(folder("llama")))
+        with pytest.raises(ValueError, match="DistributedDataParallel already: offload it first"):
+            offload(model, serve(folder("llama")))
+    finally:
+        torch.distributed.destroy_process_group()

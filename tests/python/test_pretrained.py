@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 
+import huggingface_hub
 import pytest
 import torch
 from conftest import QUICK
@@ -82,6 +84,20 @@ def test_files_of_a_base_model_and_in_shards(folder, serve, load, tmp_path, chan
         assert relative(mine(tokens(1))[0], expected) < 1e-5
 
 
+def test_name_on_the_hub(folder, serve, load, tmp_path, monkeypatch):
+    """As its cache has it."""
+    cached = tmp_path / "models--someone--tiny"
+    commit = "0123456789" * 4
+    shutil.copytree(folder("llama"), cached / "snapshots" / commit)
+    (cached / "refs").mkdir()
+    (cached / "refs/main").write_text(commit)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    model, _ = load("someone/tiny", serve(folder("llama")))
+    with torch.no_grad():
+        assert relative(model(tokens(1)).logits, load_model(folder("llama"))(tokens(1)).logits) < 1e-5
+
+
 @pytest.mark.parametrize(
     "dtype, expected", [("auto", torch.bfloat16), (torch.float32, torch.float32), ("float32", torch.float32)]
 )
@@ -108,8 +124,8 @@ def test_weights_that_are_not_the_servers_are_refused_by_name(folder, serve, loa
     _, remote = load(folder("llama"), server)  # the refusal left the trainer's place free
     remote.close()
     _, remote = load(tmp_path, server, resume=True)
-    assert torch.equal(remote.state_dict()["model.layers.1.mlp.up_proj.weight"][3, 4] + 1,
-                       state["model.layers.1.mlp.up_proj.weight"][3, 4])
+    name = "model.layers.1.mlp.up_proj.weight"
+    assert torch.equal(remote.state_dict()[name][3, 4] + 1, state[name][3, 4])
 
 
 def test_what_is_not_a_folder_of_the_servers_model(folder, serve, load, tmp_path):
@@ -132,17 +148,15 @@ UNDER_A_LIMIT = """
 
     folder, target, mib = sys.argv[1], sys.argv[2], int(sys.argv[3])
     torch.set_num_threads(1)
-    if mib:  # beyond what Python and its libraries have taken
-        taken = int(re.search(r"VmData:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
-        resource.setrlimit(resource.RLIMIT_DATA, (taken + mib * 2**20,) * 2)
+    taken = int(re.search(r"VmData:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
+    resource.setrlimit(resource.RLIMIT_DATA, (taken + mib * 2**20,) * 2)  # beyond what the libraries have taken
     if target == "none":
         transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        print("loaded")
         sys.exit()
     model, remote = shardmlp.from_pretrained(folder, target, dtype=torch.float32)
     optimizer = remote.wrap(torch.optim.SGD(model.parameters(), lr=0.1))
     ids = torch.arange(14).reshape(2, 7)
-    for _ in range(3):
+    for _ in range(2):
         loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         optimizer.step()
@@ -173,11 +187,10 @@ def test_model_whose_load_a_memory_limit_ends_trains_under_that_limit(serve, tmp
             env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
 
     limit = 480
-    assert run("none", 0).stdout == "loaded\n"
     ended = run("none", limit)
     assert ended.returncode != 0 and "allocate memory" in ended.stderr, ended.stderr
     server = serve(tmp_path, "--dtype=f32")
@@ -185,4 +198,4 @@ def test_model_whose_load_a_memory_limit_ends_trains_under_that_limit(serve, tmp
     trained = run(server.target, limit)
     assert trained.returncode == 0, trained.stderr
     losses = [float(line.split()[1]) for line in trained.stdout.splitlines()]
-    assert len(losses) == 3 and losses[2] < losses[0]
+    assert len(losses) == 2 and losses[1] < losses[0]

@@ -1,18 +1,24 @@
-"""The stash: backward names x by its ticket. To the bit the run that sends x, and nothing is left on the server."""
+"""The stash: backward names x by its ticket. To the bit the run that sends x, and nothing is left on the server. With
+keep_inputs=False the trainer has no x, and to the bit the same run.
+"""
 
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
 from models import load_model, loss_of
 from torch.utils.checkpoint import checkpoint
 from waiting import until
+
+import shardmlp
 
 IN_USE = "shardmlp_stash_bytes"
 METRICS = "--metrics-address=127.0.0.1:0"
@@ -123,6 +129,113 @@ def test_a_trainer_that_is_killed_leaves_nothing(folder, serve):
         assert server.metric(IN_USE) > 0
         trainer.send_signal(signal.SIGKILL)
     until(lambda: server.metric(IN_USE) == 0)
+
+
+def hold_no_input(model):
+    """Asserts, at each MLP's backward, that nothing here holds its input."""
+    inputs = []
+
+    def watch(module, args, y):
+        inputs.append(weakref.ref(args[0].untyped_storage()))
+        y.register_hook(functools.partial(check, len(inputs) - 1))
+
+    def check(index, _):
+        assert inputs[index]() is None
+
+    for layer in model.model.layers:
+        layer.mlp.register_forward_hook(watch)
+    return inputs
+
+
+@pytest.mark.parametrize("room", ["64MiB", "100KiB"])  # of everything, of x alone
+@pytest.mark.parametrize("keep", ["layers", "checkpointed"])
+def test_a_trainer_that_holds_no_input(stashing, keep, room):
+    losses, weights = train(*stashing(stash="0")[1:], steps=2)
+    server, model, remote = stashing(stash=room, keep_inputs=False)
+    if keep == "checkpointed":
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    again, weights_again = train(model, remote, steps=2)
+    assert again == losses
+    assert all(torch.equal(weights_again[name], weights[name]) for name in weights)
+    assert tickets(server, "missed") == 0
+    assert server.metric(IN_USE) == 0
+
+
+def test_no_input_stays_here(stashing):
+    server, model, remote = stashing(keep_inputs=False)
+    inputs = hold_no_input(model)
+    loss_of(model, 1).backward()
+    assert len(inputs) == 3
+    # A graph that is dropped lets go of what the server has for it, which the next call tells.
+    remote.model.zero_grad()
+    loss = loss_of(model, 2)
+    held = server.metric(IN_USE)
+    del loss
+    gc.collect()
+    loss_of(model, 3).backward()
+    assert 0 < server.metric(IN_USE) < held
+    remote.model.zero_grad()
+    assert server.metric(IN_USE) == 0
+
+
+def test_a_graph_that_is_retained_goes_back_twice_without_x(stashing, folder):
+    server, model, remote = stashing(keep_inputs=False)
+    weights = []
+    for m in (model, load_model(folder("llama"))):
+        optimizer = torch.optim.SGD(m.parameters(), lr=0.1)
+        if m is model:
+            remote.wrap(optimizer)
+        loss = loss_of(m, 1)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        optimizer.step()
+        weights.append(m.state_dict())
+    assert tickets(server, "hit") == 2 * 3 and tickets(server, "missed") == 0
+    for name, expected in weights[1].items():
+        torch.testing.assert_close(weights[0][name], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_inputs_that_the_server_lost_end_the_step(stashing):
+    server, model, remote = stashing(keep_inputs=False)
+    optimizer = remote.wrap(torch.optim.SGD(model.parameters(), lr=0.1))
+    loss = loss_of(model, 1)
+    optimizer.zero_grad()  # which ends no attempt, as nothing was added
+    loss_of(model, 2).backward()
+    optimizer.zero_grad()  # which ends one, and what its forwards left
+    before = remote.state_dict()
+    with pytest.raises(shardmlp.StepAborted, match="no ticket.*run the step's batches again"):
+        loss.backward()
+    loss_of(model, 1).backward()
+    optimizer.step()
+    assert any(not torch.equal(before[name], weights) for name, weights in remote.state_dict().items())
+
+
+def test_no_room_for_the_inputs_is_told(stashing, serve, folder):
+    _, model, remote = stashing(stash="4KiB", keep_inputs=False)
+    with pytest.raises(shardmlp.Error, match="no room to pin.*more --stash-bytes") as error:
+        loss_of(model, 1)
+    assert error.value.reason == "STASH_FULL"
+    remote.close()
+    with pytest.raises(ValueError, match="start it with --stash-bytes"):
+        shardmlp.offload(load_model(folder("llama")), serve(folder("llama")).target, keep_inputs=False)
+
+
+@pytest.mark.parametrize("keep_inputs", [True, False])
+def test_a_compiled_model_keeps_its_tickets(stashing, keep_inputs):
+    losses, weights = train(*stashing(stash="0")[1:], steps=2)
+    server, model, remote = stashing(keep_inputs=keep_inputs)
+    model.config.use_cache = False
+    compiled = torch.compile(model, backend="aot_eager")
+    optimizer = remote.wrap(torch.optim.AdamW(model.parameters(), lr=0.01))
+    for step in range(2):
+        for micro in range(2):
+            loss = loss_of(compiled, 10 * step + micro)
+            loss.backward()
+            torch.testing.assert_close(loss.item(), losses[2 * step + micro], rtol=1e-5, atol=1e-6)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert tickets(server, "hit") == 2 * 2 * 3 and tickets(server, "missed") == 0
 
 
 def test_backward_twice_through_one_forward(stashing, folder):

@@ -86,7 +86,7 @@ def test_wheel_trains_without_the_systems_libraries(wheel, environment, folder, 
         env=_environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert run.returncode == 0, run.stderr
     result = json.loads(run.stdout)

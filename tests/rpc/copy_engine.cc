@@ -207,10 +207,11 @@ void CopyEngine::RunDevice() {
     if (call->Step()) Schedule(std::move(call));
   }
   std::vector<std::shared_ptr<CopyCall>> open;
+  std::deque<std::shared_ptr<CopyCall>> left;  // gives slots back, which takes the lock
   {
     absl::MutexLock lock(&mutex_);
     for (CopyCall* call : open_calls_) open.push_back(call->shared_from_this());
-    scheduled_.clear();
+    left.swap(scheduled_);
   }
   for (const auto& call : open) call->Fail(Error(absl::StatusCode::kUnavailable, Reason::kDraining, "shut down"));
 }

@@ -17,37 +17,38 @@ std::string BytesOf(const grpc::ByteBuffer& buffer) {
 
 }  // namespace
 
+bool Await(grpc::CompletionQueue& queue) {
+  void* tag = nullptr;
+  bool ok = false;
+  queue.Next(&tag, &ok);
+  return ok;
+}
+
 RawAnswer RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
                   const std::vector<std::string>& messages) {
   grpc::GenericStub stub(channel);
   grpc::ClientContext context;
   grpc::CompletionQueue queue;
-  const auto await = [&] {
-    void* tag = nullptr;
-    bool ok = false;
-    queue.Next(&tag, &ok);
-    return ok;
-  };
   const auto stream = stub.PrepareCall(&context, method, &queue);
   stream->StartCall(nullptr);
-  await();
+  Await(queue);
   for (const std::string& message : messages) {
     const grpc::Slice slice(message);
     stream->Write(grpc::ByteBuffer(&slice, 1), nullptr);
-    await();
+    Await(queue);
   }
   stream->WritesDone(nullptr);
-  await();
+  Await(queue);
   RawAnswer answer;
   for (bool more = true; more;) {
     grpc::ByteBuffer buffer;
     stream->Read(&buffer, nullptr);
-    more = await();
+    more = Await(queue);
     if (more) answer.messages.push_back(BytesOf(buffer));
   }
   grpc::Status status;
   stream->Finish(&status, nullptr);
-  await();
+  Await(queue);
   answer.status = FromGrpcStatus(status);
   return answer;
 }

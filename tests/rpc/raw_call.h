@@ -2,6 +2,7 @@
 #pragma once
 
 #include <grpcpp/channel.h>
+#include <grpcpp/completion_queue.h>
 
 #include <memory>
 #include <string>
@@ -10,6 +11,9 @@
 #include "absl/status/status.h"
 
 namespace shardmlp {
+
+// Waits for the next event of a queue that serves one call at a time; whether it went well.
+bool Await(grpc::CompletionQueue& queue);
 
 struct RawAnswer {
   absl::Status status;

@@ -61,12 +61,6 @@ TEST_F(RpcServerTest, ReflectionTakesNoMoreThreadsThanItMay) {
   Start();
   grpc::GenericStub stub(channel_);
   grpc::CompletionQueue queue;
-  const auto await = [&] {
-    void* tag = nullptr;
-    bool ok = false;
-    queue.Next(&tag, &ok);
-    return ok;
-  };
   const grpc::Slice list_services(std::string("\x3a\x00", 2));
   std::vector<grpc::ClientContext> contexts(40);
   std::vector<std::unique_ptr<grpc::GenericClientAsyncReaderWriter>> streams;
@@ -75,12 +69,12 @@ TEST_F(RpcServerTest, ReflectionTakesNoMoreThreadsThanItMay) {
     auto& stream = streams.emplace_back(
         stub.PrepareCall(&context, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &queue));
     stream->StartCall(nullptr);
-    await();
+    Await(queue);
     stream->Write(grpc::ByteBuffer(&list_services, 1), nullptr);
-    await();
+    Await(queue);
     grpc::ByteBuffer answer;
     stream->Read(&answer, nullptr);
-    answered += await();  // and holds a thread until it is closed
+    answered += Await(queue);  // and holds a thread until it is closed
   }
   EXPECT_GT(answered, 0);
   EXPECT_LE(answered, 16);
@@ -88,7 +82,7 @@ TEST_F(RpcServerTest, ReflectionTakesNoMoreThreadsThanItMay) {
     contexts[i].TryCancel();
     grpc::Status status;
     streams[i]->Finish(&status, nullptr);
-    await();
+    Await(queue);
   }
   ExpectUnharmed();
 }

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -104,18 +105,22 @@ void DefineStep(py::module_& module) {
 }
 
 void DefineSession(py::module_& module) {
+  py::enum_<ClientKeepInput>(module, "KeepInput")
+      .value("if_room", ClientKeepInput::kIfRoom)
+      .value("pinned", ClientKeepInput::kPinned);
   py::class_<Session, ForkSafePtr<Session>>(module, "Session")
       .def_property_readonly("position", &Session::position)
       .def_property_readonly("pending_row_count", &Session::pending_row_count)
       .def(
           "forward",
-          [](Session& session, int layer, const MatrixView& x, const MatrixView& y, bool keep_input) {
+          [](Session& session, int layer, const MatrixView& x, const MatrixView& y,
+             std::optional<ClientKeepInput> keep_input) {
             return WithoutGil([&]() -> absl::StatusOr<std::pair<int64_t, int64_t>> {
-              if (!keep_input) {
+              if (!keep_input.has_value()) {
                 SHARDMLP_ASSIGN_OR_RETURN(const int64_t weights_version, session.Forward(layer, x, y));
                 return std::pair(weights_version, int64_t{0});
               }
-              SHARDMLP_ASSIGN_OR_RETURN(const Forwarded forwarded, session.ForwardKeeping(layer, x, y));
+              SHARDMLP_ASSIGN_OR_RETURN(const Forwarded forwarded, session.ForwardKeeping(layer, x, y, *keep_input));
               return std::pair(forwarded.weights_version, forwarded.ticket);
             });
           },
@@ -128,6 +133,7 @@ void DefineSession(py::module_& module) {
           },
           py::arg("layer"), py::arg("weights_version"), py::arg("x"), py::arg("dy"), py::arg("dx"),
           py::arg("weight_gradient"), py::arg("ticket"))
+      .def("release", &Session::Release, py::arg("ticket"))
       .def("seal_step", [](Session& session) { return WithoutGil([&] { return session.SealStep(); }); })
       .def(
           "commit_step",

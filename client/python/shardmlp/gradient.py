@@ -114,12 +114,18 @@ def _add_(to: torch.Tensor, other: torch.Tensor, *, alpha: float = 1) -> torch.T
 def _multiply_(gradient: ServerGradient, by: float | torch.Tensor) -> ServerGradient:
     if not isinstance(gradient, ServerGradient) or (isinstance(by, torch.Tensor) and by.numel() != 1):
         raise TypeError("a gradient that is on the server can be multiplied with one number alone")
-    gradient._value.factor *= float(by)
+    gradient._value.factor *= _number(by)
     return gradient
 
 
 def _divide_(gradient: ServerGradient, by: float | torch.Tensor) -> ServerGradient:
-    return _multiply_(gradient, 1 / float(by) if by else math.inf)
+    by = _number(by)
+    return _multiply_(gradient, 1 / by if by else math.inf)
+
+
+def _number(t: float | torch.Tensor) -> float:
+    """The value of ``t``, which is a DTensor where local gradients are sharded."""
+    return float(t.full_tensor() if hasattr(t, "full_tensor") else t)
 
 
 def _zero_(gradient: ServerGradient) -> ServerGradient:
@@ -150,18 +156,22 @@ def _isnan(gradient: ServerGradient) -> torch.Tensor:
     return torch.empty(0, dtype=torch.bool)
 
 
+def _split(gradients: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[ServerGradient]]:
+    """Those that are here, and those on the server."""
+    local = [g for g in gradients if not isinstance(g, ServerGradient)]
+    return local, [g for g in gradients if isinstance(g, ServerGradient)]
+
+
 def _unscale_(gradients: list[torch.Tensor], found_inf: torch.Tensor, inverse_scale: torch.Tensor) -> None:
     """Of GradScaler. Both sides skip the step where either has found what is not finite."""
-    local = [g for g in gradients if not isinstance(g, ServerGradient)]
+    local, ours = _split(gradients)
     if local:
         torch._amp_foreach_non_finite_check_and_unscale_(local, found_inf, inverse_scale)
-    attempts = []
-    for gradient in gradients:
-        if isinstance(gradient, ServerGradient):
-            _multiply_(gradient, inverse_scale)
-            attempts.append(gradient._value.attempt)
+    for gradient in ours:
+        _multiply_(gradient, inverse_scale)
     # After the loop, since a step that can't be sealed takes the gradients away.
-    if not all([attempt.unscale() for attempt in {id(a): a for a in attempts}.values()]):
+    attempts = {id(gradient._value.attempt): gradient._value.attempt for gradient in ours}
+    if not all([attempt.unscale() for attempt in attempts.values()]):
         found_inf.fill_(1.0)
 
 
@@ -169,12 +179,11 @@ def _for_each(one: Callable, all_local: Callable) -> Callable:
     """A foreach operator over local gradients and the server's."""
 
     def run(gradients: list[torch.Tensor], *arguments: Any) -> None:
-        local = [g for g in gradients if not isinstance(g, ServerGradient)]
+        local, ours = _split(gradients)
         if local:
             all_local(local, *arguments)
-        for gradient in gradients:
-            if isinstance(gradient, ServerGradient):
-                one(gradient, *arguments)
+        for gradient in ours:
+            one(gradient, *arguments)
 
     return run
 

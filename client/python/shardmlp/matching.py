@@ -131,14 +131,14 @@ def check_outputs(match: Match, connection: Connection) -> None:
         return
     mlp = nn.Sequential(*(part.module for part in match.parts))
     generator = torch.Generator().manual_seed(match.layer.layer)
-    x = torch.randn(4, match.layer.hidden_size, generator=generator).to(parameters[0])
+    x = torch.randn(4, match.layer.hidden_size, generator=generator, device="cpu").to(parameters[0])
     modes = [(module, module.training) for module in mlp.modules()]
     mlp.eval()
     with torch.no_grad():
         expected = mlp(x).double().cpu()
     for module, training in modes:
         module.training = training
-    got, _ = connection.forward(match.layer.layer, x, match.layer.output_size)
+    got, *_ = connection.forward(match.layer.layer, x, match.layer.output_size)
     scale = expected.abs().max().clamp(min=1e-30)
     difference = ((got.double().cpu() - expected).abs().max() / scale).item()
     if not difference < 0.05:
@@ -201,7 +201,8 @@ def _check_tensors(part: Part) -> None:
         if name not in tensors:
             _refuse(
                 f"{path}.{name}",
-                "the server has no such tensor; adapters on an MLP can't be honoured"
+                "the server has no such tensor; adapters on an MLP can't be honoured: leave its linear layers out of "
+                "their configuration, as PEFT's target_modules"
                 if "lora" in name or "base_layer" in name
                 else "the server has no such tensor",
             )

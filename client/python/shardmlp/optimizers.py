@@ -44,6 +44,23 @@ def parameter_groups(
     return groups
 
 
+def held_by(optimizer: torch.optim.Optimizer, placeholders: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """Those of ``placeholders`` that are in the optimizer's groups."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return {name: p for name, p in placeholders.items() if id(p) in held}
+
+
+def check_holds(optimizer: torch.optim.Optimizer, trained: dict[str, nn.Parameter]) -> None:
+    """Raises ValueError where ``optimizer`` can train none of these: it never held one of them, or a wrapper has put
+    parameters of its own into its groups."""
+    if trained and not held_by(optimizer, trained):
+        raise ValueError(
+            f"the optimizer holds none of the server's tensors, such as {next(iter(trained))}: give it "
+            "model.parameters(), and where they are not to be trained, set requires_grad to False. What replaces an "
+            "optimizer's parameters, as DeepSpeed's ZeRO does, can't commit the server's half of a step"
+        )
+
+
 def check_state(optimizer: torch.optim.Optimizer, placeholders: dict[str, nn.Parameter]) -> None:
     """Raises ValueError where ``optimizer`` has state of its own for a tensor of the server, as one that updated it
     before offload does, or that loaded an ordinary checkpoint."""

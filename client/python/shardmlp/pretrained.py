@@ -28,13 +28,13 @@ def from_pretrained(
     **options: Any,
 ) -> tuple[PreTrainedModel, Remote]:
     """The model of ``folder``, as transformers loads it, with its MLPs on the server, as :func:`offload` leaves it. The
-    MLPs' weights never take memory here, so a model that does not fit can be trained.
+    MLPs' weights never take memory here, so a model that does not fit can be trained. Needs transformers 5.
 
     The model is in evaluation mode, as transformers' is: call ``train()`` before training with dropout.
 
     Args:
-        folder: A local Hugging Face folder, config.json and safetensors in one file or several, of the weights that
-            the server was started with.
+        folder: A Hugging Face folder of the weights that the server was started with, config.json and safetensors in
+            one file or several; or a name on the Hub, whose folder is then downloaded or taken from the cache.
         target: "host:port" or "unix:/path", or several, as for :func:`offload`.
         model_class: One of transformers' model classes. By default the one that config.json names.
         dtype: Of the parameters: "auto", as they are in the folder, or a torch.dtype.
@@ -45,13 +45,16 @@ def from_pretrained(
         ValueError: The server's weights are not the folder's (the first tensor that differs is named), or the model is
             not the server's.
         Error: The server is unreachable or refuses the session.
-        OSError: No such folder, or it lacks a file.
+        OSError: The folder lacks a file, or can't be downloaded.
     """
+    import huggingface_hub
     import transformers
 
+    if not Path(folder).is_dir():
+        folder = huggingface_hub.snapshot_download(str(folder), allow_patterns=["*.json", "*.safetensors"])
     folder = Path(folder)
     if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"{folder} has no config.json: expected a local Hugging Face folder")
+        raise FileNotFoundError(f"{folder} has no config.json: expected a Hugging Face folder")
     if model_class is None:
         architectures = transformers.AutoConfig.from_pretrained(folder).architectures or ["none"]
         model_class = getattr(transformers, architectures[0], None)
@@ -65,11 +68,11 @@ def from_pretrained(
         model_class.__init__(self, *arguments, **keywords)
         with torch.device("cpu"):
             remote = offload(self, target, **options)
-        remotes.append(remote)
-        for connection in remote._servers.connections if not options.get("resume") else ():
-            check_weights(_stored_weights(folder, connection.model.tensors), connection)
+            remotes.append(remote)
+            for connection in remote._servers.connections if not options.get("resume") else ():
+                check_weights(_stored_weights(folder, connection.model.tensors), connection)
         set_fetches(self, False)
-        self._keys_to_ignore_on_load_unexpected |= {f"^{re.escape(name)}$" for name in _server_names(remote)}
+        self._keys_to_ignore_on_load_unexpected |= {f"^{re.escape(name)}$" for name in remote._names()}
 
     # The same class but for its constructor: transformers finds things by a class's name and module.
     names = {name: getattr(model_class, name) for name in ("__module__", "__qualname__", "__doc__")}
@@ -83,12 +86,6 @@ def from_pretrained(
     model.__class__ = model_class
     set_fetches(model, True)
     return model, remotes[0]
-
-
-def _server_names(remote: Remote) -> Iterator[str]:
-    """Those of the server's tensors in the model."""
-    theirs = {id(p) for layer in remote.layers for p in layer.module.placeholders().values()}
-    return (name for name, p in remote.model.named_parameters(remove_duplicate=False) if id(p) in theirs)
 
 
 def _stored_weights(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from . import _native
 from .connection import Connection, Run, Timeouts
 from .errors import StepAborted
 from .matching import Match, check_outputs, check_weights, local_weights, match_layers
-from .optimizers import check_optimizer, check_state
+from .optimizers import check_holds, check_optimizer, check_state
 from .remote_mlp import Placeholder, RemoteMLP, set_fetches
 from .servers import MemoryPlan, Servers
 from .step import Step
@@ -39,6 +39,7 @@ def offload(
     trainer_rank: int = 0,
     resume: bool = False,
     average: bool = True,
+    keep_inputs: bool = True,
     connections: int = 1,
     timeouts: Timeouts = Timeouts(),
 ) -> Remote:
@@ -58,6 +59,8 @@ def offload(
             and local parameters and optimizer state are the caller's to load of the same step. Otherwise the server's
             weights must be the model's, and the optimizer that is wrapped starts without state, there as here.
         average: Whether the trainers average their gradients, as DistributedDataParallel does, or add them.
+        keep_inputs: Whether the input of each MLP stays here until its backward. False: it is on the server alone
+            (--stash-bytes), which takes about H elements a token and layer of memory there rather than here.
         connections: TCP connections to the server.
         timeouts: Seconds to wait for what.
 
@@ -66,10 +69,18 @@ def offload(
             adapters, hooks or dropout that can't be honoured, it is offloaded already, or two servers have one layer.
         Error: The server is unreachable or refuses the session.
     """
+    wrapper = next((m for m in model.modules() if isinstance(m, nn.parallel.DistributedDataParallel)), None)
+    if wrapper is not None:
+        raise ValueError("the model is wrapped in DistributedDataParallel already: offload it first, and wrap it then")
     targets = [target] if isinstance(target, str) else list(target)
     servers = Servers([Connection(each, connections, timeouts) for each in targets])
-    servers.check()
     matches = {connection: match_layers(model, connection.model) for connection in servers.connections}
+    for connection in () if keep_inputs else servers.connections:
+        if connection.model.memory.stash_bytes == 0:
+            raise ValueError(
+                f"{connection.target} has no room for the inputs that keep_inputs=False leaves to it: start it with "
+                "--stash-bytes"
+            )
     try:
         for connection, own in matches.items():
             train = not connection.model.frozen and any(p.requires_grad for m in own for p in m.parameters())
@@ -81,7 +92,7 @@ def offload(
     except BaseException:
         servers.close()
         raise
-    return Remote(model, servers, matches, average, resume)
+    return Remote(model, servers, matches, average, resume, keep_inputs)
 
 
 class Remote:
@@ -95,22 +106,30 @@ class Remote:
     """
 
     def __init__(
-        self, model: nn.Module, servers: Servers, matches: dict[Connection, list[Match]], average: bool, resume: bool
+        self,
+        model: nn.Module,
+        servers: Servers,
+        matches: dict[Connection, list[Match]],
+        average: bool,
+        resume: bool,
+        keep_inputs: bool,
     ) -> None:
         self.model = model
         self.redo: Callable[[StepAborted], None] | None = None
         self._servers = servers
         self._step = Step(servers, model, average)
         self._step.fresh_optimizer = not resume and servers.step > 0
-        self.layers = [self._swap(match, connection) for connection, own in matches.items() for match in own]
+        self.layers = [self._swap(match, connection, keep_inputs) for connection, own in matches.items() for match in own]
         placeholders = {name: p for layer in self.layers for name, p in layer.module.placeholders().items()}
-        self._step.placeholders = {name: placeholders[name] for name in servers.tensors}
+        self._step.stand_for({name: placeholders[name] for name in servers.tensors})
         for connection in servers.connections:
             for tensor in connection.model.tensors if connection.model.frozen else ():
                 placeholders[tensor.name].requires_grad_(False)
         _discard_first(model, self._step)
         self._step.share()
-        _ignore_in_ddp(model, self._step.placeholders.values())
+        # DistributedDataParallel has nothing to average of these.
+        ignored = [*getattr(model, "_ddp_params_and_buffers_to_ignore", []), *self._names()]
+        model._ddp_params_and_buffers_to_ignore = ignored
 
     @property
     def step(self) -> int:
@@ -131,6 +150,11 @@ class Remote:
     def trainer_count(self) -> int:
         """Trainers in the run."""
         return self._servers.trainer_count
+
+    def placeholders(self) -> set[nn.Parameter]:
+        """The model's parameters that stand for the server's tensors, without elements. What shards or replaces
+        parameters has to leave them alone: ``fully_shard(..., ignored_params=remote.placeholders())``."""
+        return set(self._step.placeholders.values())
 
     def report(self) -> str:
         """A table of the layers that were swapped: sizes, activation, tensors that are trained, and memory freed."""
@@ -178,13 +202,8 @@ class Remote:
         check_optimizer(optimizer)
         if self._step.optimizer is not None:
             raise ValueError("an optimizer is wrapped already, and one alone can commit the server's steps")
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         trained = {name: p for name, p in self._step.placeholders.items() if p.requires_grad}
-        if trained and not any(id(p) in held for p in trained.values()):
-            raise ValueError(
-                f"the optimizer holds none of the server's tensors, such as {next(iter(trained))}: give it "
-                "model.parameters(), and where they are not to be trained, set requires_grad to False"
-            )
+        check_holds(optimizer, trained)
         check_state(optimizer, trained)
         self._step.optimizer = optimizer
         optimizer.register_step_pre_hook(functools.partial(_commit_first, self))
@@ -238,22 +257,22 @@ class Remote:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _swap(self, match: Match, connection: Connection) -> OffloadedLayer:
+    def _names(self) -> list[str]:
+        """Of the placeholders in the model."""
+        theirs = {id(p) for p in self._step.placeholders.values()}
+        return [name for name, p in self.model.named_parameters(remove_duplicate=False) if id(p) in theirs]
+
+    def _swap(self, match: Match, connection: Connection, keep_input: bool) -> OffloadedLayer:
         freed = sum(p.numel() * p.element_size() for p in match.parameters() if not p.is_meta)
         first, *rest = match.parts
         followers = [Placeholder(part.module, part.tensors, connection) for part in rest]
-        module = RemoteMLP(first.module, first.tensors, followers, match.layer, self._step, match.output_dropout)
+        module = RemoteMLP(
+            first.module, first.tensors, followers, match.layer, self._step, match.output_dropout, keep_input
+        )
         for part, stand_in in zip(match.parts, [module, *followers]):
             parent, _, name = part.path.rpartition(".")
             setattr(self.model.get_submodule(parent), name, stand_in)
         return OffloadedLayer(match.path, module, freed)
-
-
-def _ignore_in_ddp(model: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
-    """DistributedDataParallel has nothing to average of these."""
-    ignored = {id(p) for p in parameters}
-    names = [name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in ignored]
-    model._ddp_params_and_buffers_to_ignore = [*getattr(model, "_ddp_params_and_buffers_to_ignore", []), *names]
 
 
 def _discard_first(owner: nn.Module | torch.optim.Optimizer, step: Step) -> None:

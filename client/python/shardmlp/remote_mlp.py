@@ -1,11 +1,11 @@
-"""The module that stands where an MLP was, and its autograd function."""
+"""The module that stands where an MLP was."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from . import _native
+from . import _native, operators
 from .connection import Connection, check_dtype
 from .errors import Error
 from .step import Step
@@ -40,9 +40,38 @@ class Placeholder(nn.Module):
 
     def placeholders(self) -> dict[str, nn.Parameter]:
         """The Parameters that stand for the server's tensors, by the server's names."""
-        own = {tensor.name: self.get_parameter(name) for name, tensor in self._tensors.items()}
+        own = {tensor.name: self._parameters.get(name) for name, tensor in self._tensors.items()}
         children = (child for child in self.children() if isinstance(child, Placeholder))
         return own | {name: p for child in children for name, p in child.placeholders().items()}
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError(
+            f"{self._owned} is offloaded to {self._connection.target} and can't be copied or pickled: take "
+            "model.state_dict(), which holds the server's tensors too, and offload the copy"
+        )
+
+    def extra_repr(self) -> str:
+        target = self._connection.target
+        return f"{self._owned} on {target}, where adapters can't be honoured: leave it out of target_modules"
+
+    @property
+    def _owned(self) -> str:
+        """The server's name for the module, or of its first tensor."""
+        tensor = next(iter(self.placeholders()), None)
+        return "its part of an MLP" if tensor is None else tensor.rpartition(".")[0]
+
+    def _apply(self, fn, recurse=True):
+        """Of Module.to() and the like. The Parameters stay the same objects, and memory is not theirs to have: on meta,
+        a model's weights are gone, and these are on the server."""
+        for child in self.children():
+            if recurse:
+                child._apply(fn)
+        for p in self._parameters.values():
+            moved, grad = fn(p.data), p.grad
+            p.grad = None
+            p.data = torch.empty(0, dtype=moved.dtype, device=p.device if moved.is_meta else moved.device)
+            p.grad = None if grad is None else grad.to(p.device, p.dtype)
+        return self
 
     def _take(self, name: str, parameter: nn.Parameter, tensor: _native.Tensor) -> None:
         empty = torch.empty(0, dtype=parameter.dtype, device="cpu" if parameter.is_meta else parameter.device)
@@ -116,43 +145,97 @@ class RemoteMLP(Placeholder):
         layer: _native.Layer,
         step: Step,
         output_dropout: nn.Module | None,
+        keep_input: bool,
     ) -> None:
-        """``followers``: what stands for the rest of the MLP, where ``original`` is its first module alone. The others
-        as in :class:`Placeholder`."""
+        """``followers``: what stands for the rest of the MLP, where ``original`` is its first module alone.
+        ``keep_input``: for backward, here too and not on the server alone. The others as in :class:`Placeholder`."""
         super().__init__(original, tensors, step.connection(layer))
         self.layer = layer
         self._step = step
         self._followers = followers  # in a list, so that they are submodules of their own parent alone
+        self._handle = operators.handle_of(self)  # no buffer, which would move with the model
+        self._output_size = layer.output_size  # since a compiler can't look into `layer`
+        self._keep_input = keep_input
         self.dropout = output_dropout
         self.train(original.training)
 
-    @torch._disable_dynamo  # as torch.compiler.disable, which would import the compiler
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[-1:] != (self.layer.hidden_size,):
-            raise ValueError(f"{self.layer.module}: got x {list(x.shape)}, expected [..., {self.layer.hidden_size}]")
         device = x.device.type
-        if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+        if device != "meta" and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
             x = x.to(torch.get_autocast_dtype(device))
-        check_dtype(x.dtype)
-        rows = x.reshape(-1, self.layer.hidden_size)
-        placeholders = self.placeholders()
-        differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in (rows, *placeholders.values()))
-        y = _RemoteFunction.apply(
-            self.layer, self._step, tuple(placeholders), differentiable, rows, *placeholders.values()
-        )
-        # Here, since a view that a Function returns can't be changed in place, as Falcon does with an MLP's output.
-        y = y.reshape(*x.shape[:-1], self.layer.output_size)
+        weights = [p for module in (self, *self._followers) for p in module.parameters()]
+        backward_follows = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights))
+        y, _ = operators.mlp(x, self._handle, weights, self._output_size, backward_follows, self._keep_input)
         return y if self.dropout is None else self.dropout(y)
+
+    def compute(self, x: torch.Tensor, backward_follows: bool) -> tuple[torch.Tensor, int, int]:
+        """y [..., O] without a graph from x [..., H], the weights version that it was computed with, and the ticket of
+        x on the server, or 0."""
+        layer, step = self.layer, self._step
+        step.check_placeholders(self.placeholders())
+        if x.shape[-1:] != (layer.hidden_size,):
+            raise ValueError(f"{layer.module}: got x {list(x.shape)}, expected [..., {layer.hidden_size}]")
+        check_dtype(x.dtype)
+        rows = x.reshape(-1, layer.hidden_size)
+        keep_input = _native.KeepInput.if_room if self._keep_input else _native.KeepInput.pinned
+        y, weights_version, ticket = step.guard(
+            lambda: step.connection(layer).forward(
+                layer.layer, rows, layer.output_size, keep_input if backward_follows else None
+            ),
+            layer,
+        )
+        # No view, since one that an operator returns can't be changed in place, as Falcon does with an MLP's output.
+        y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], layer.output_size))
+        return y.to(x.device), weights_version, ticket
+
+    def differentiate(
+        self,
+        x: torch.Tensor | None,
+        weights_version: int,
+        ticket: int,
+        dy: torch.Tensor,
+        input_gradient: bool,
+        trained: list[bool],
+    ) -> torch.Tensor | None:
+        """dx [..., H], or None where it is not asked for, from x [..., H] (None: the server has it alone) and dy
+        [..., O] of one dtype. In a backward pass that adds to the ``grad`` of any of the ``trained`` placeholders, the
+        server adds its weight gradients."""
+        layer, step = self.layer, self._step
+        wanted = {
+            name: train and _accumulates(name, p)
+            for (name, p), train in zip(self.placeholders().items(), trained, strict=True)
+        }
+        weight_gradient = any(wanted.values())
+        if weight_gradient:
+            step.admit()
+        dx = step.guard(
+            lambda: step.connection(layer).backward(
+                layer.layer,
+                weights_version,
+                ticket,
+                None if x is None else x.reshape(-1, layer.hidden_size),
+                dy.reshape(-1, layer.output_size),
+                layer.hidden_size,
+                input_gradient=input_gradient,
+                weight_gradient=weight_gradient,
+            ),
+            layer,
+        )
+        if weight_gradient:
+            step.give(wanted)
+        return None if dx is None else dx.reshape(*dy.shape[:-1], layer.hidden_size).to(dy.device)
+
+    def release(self, ticket: int) -> None:
+        """No backward will name ``ticket`` any more."""
+        self._connection.release(ticket)
 
     def placeholders(self) -> dict[str, nn.Parameter]:
         """The Parameters that stand for the server's tensors, its followers' too, by the server's names."""
         return super().placeholders() | {name: p for f in self._followers for name, p in f.placeholders().items()}
 
-    def __reduce_ex__(self, protocol):
-        raise TypeError(
-            f"{self.layer.module} is offloaded to {self._connection.target} and can't be copied or "
-            "pickled: take model.state_dict(), which holds the server's tensors too, and offload the copy"
-        )
+    @property
+    def _owned(self) -> str:
+        return self.layer.module
 
     def extra_repr(self) -> str:
         layer = self.layer
@@ -162,69 +245,12 @@ class RemoteMLP(Placeholder):
         )
 
 
-class _RemoteFunction(torch.autograd.Function):
-    """y [rows, O] from x [rows, H]. The placeholders are inputs so that backward runs, and as often, as it would for
-    the weights themselves."""
-
-    @staticmethod
-    def forward(
-        ctx,
-        layer: _native.Layer,
-        step: Step,
-        names: tuple[str, ...],
-        differentiable: bool,
-        x: torch.Tensor,
-        *placeholders: nn.Parameter,
-    ) -> torch.Tensor:
-        """``names``: of the tensors that the placeholders stand for. ``differentiable``: whether backward may follow."""
-        y, forwarded = step.guard(
-            lambda: step.connection(layer).forward(
-                layer.layer, x, layer.output_size, backward_follows=differentiable
-            ),
-            layer,
-        )
-        ctx.layer, ctx.step, ctx.names = layer, step, names
-        ctx.placeholders = placeholders
-        # One package: where checkpointing recomputes x, backward must quote the version and ticket of the new x.
-        ctx.save_for_backward(x, torch.tensor(forwarded))
-        return y.to(x.device)
-
-    @staticmethod
-    def backward(ctx, dy: torch.Tensor):
-        layer, step = ctx.layer, ctx.step
-        if torch.is_grad_enabled():
-            raise Error(
-                f"{layer.module}: a remote MLP can't be differentiated twice (create_graph=True)", "UNIMPLEMENTED"
-            )
-        x, forwarded = ctx.saved_tensors
-        _, _, _, _, input_gradient, *needed = ctx.needs_input_grad
-        wanted = {
-            name: need and _accumulates(name, p)
-            for name, need, p in zip(ctx.names, needed, ctx.placeholders, strict=True)
-        }
-        weight_gradient = any(wanted.values())
-        if weight_gradient:
-            step.admit()
-        dx = step.guard(
-            lambda: step.connection(layer).backward(
-                layer.layer,
-                tuple(forwarded.tolist()),
-                x,
-                dy.to(x.dtype),
-                input_gradient=input_gradient,
-                weight_gradient=weight_gradient,
-            ),
-            layer,
-        )
-        if dx is not None:
-            dx = dx.to(x.device)
-        return None, None, None, None, dx, *(step.gradients(wanted) if weight_gradient else [None] * len(wanted))
-
-
 def _accumulates(name: str, placeholder: nn.Parameter) -> bool:
     """Whether the backward that runs now adds to the placeholder's ``grad``, as autograd.grad() and
     backward(inputs=...) may not."""
-    node = torch.autograd.graph.get_gradient_edge(placeholder).node
+    # Operators run below autograd, where a parameter has no node.
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False):
+        node = torch.autograd.graph.get_gradient_edge(placeholder).node
     try:
         return torch._C._will_engine_execute_node(node)
     except RuntimeError as error:  # autograd.grad() with the placeholder among its inputs

@@ -22,6 +22,7 @@ class MemoryPlan:
     workspace_bytes: int
     staging_bytes: int
     ledger_bytes: int
+    stash_bytes: int
 
 
 @dataclass(frozen=True)
@@ -40,20 +41,22 @@ class Servers:
     is raised, as :class:`shardmlp.Error`; a commit that failed may be repeated, and is done where it was not."""
 
     def __init__(self, connections: list[Connection]) -> None:
+        """Raises ValueError where two serve one layer."""
         self.connections = connections
         self._committed: list[Connection] = []  # of a commit that has failed elsewhere
-
-    def check(self) -> None:
-        """Raises ValueError where two serve one layer."""
-        owners: dict[int, Connection] = {}
-        for connection in self.connections:
+        self._owners: dict[int, Connection] = {}  # by index of the layer
+        for connection in connections:
             for layer in connection.model.layers:
-                owner = owners.setdefault(layer.layer, connection)
+                owner = self._owners.setdefault(layer.layer, connection)
                 if owner is not connection:
                     raise ValueError(
                         f"{owner.target} and {connection.target} both serve {layer.module}: start them with --layers "
                         "that do not overlap"
                     )
+
+    def owner(self, layer: _native.Layer) -> Connection:
+        """To the server that has ``layer``."""
+        return self._owners[layer.layer]
 
     @property
     def training(self) -> list[Connection]:

@@ -14,7 +14,7 @@ from . import _native
 from .connection import Connection
 from .errors import Error, StepAborted
 from .gradient import ServerGradient, factor_of
-from .optimizers import check_optimizer, check_state, loss_scaling, parameter_groups
+from .optimizers import check_holds, check_optimizer, check_state, held_by, loss_scaling, parameter_groups
 from .servers import Sealed, Servers
 
 T = TypeVar("T")
@@ -32,7 +32,6 @@ class Step:
 
     def __init__(self, servers: Servers, model: nn.Module, average: bool) -> None:
         self._servers = servers
-        self._owners = {layer.layer: c for c in servers.connections for layer in c.model.layers}
         self.placeholders: dict[str, nn.Parameter] = {}  # by the server's tensor name, in the server's order
         self.optimizer: torch.optim.Optimizer | None = None
         self.fresh_optimizer = False  # whether the server's optimizer state is zeroed ahead of the next commit
@@ -43,7 +42,7 @@ class Step:
 
     def connection(self, layer: _native.Layer) -> Connection:
         """To the server that has ``layer``."""
-        return self._owners[layer.layer]
+        return self._servers.owner(layer)
 
     def guard(self, call: Callable[[], T], layer: _native.Layer | None = None) -> T:
         """Runs ``call``, of ``layer`` where it is of one; where it fails because the attempt is over, ends the local
@@ -51,10 +50,11 @@ class Step:
         try:
             return call()
         except Error as error:
-            if error.code != "ABORTED" and error.reason != "UNKNOWN_SESSION":
+            lost = error.code == "ABORTED" or error.reason in ("UNKNOWN_SESSION", "TICKET_MISSING")
+            if not lost:
                 self._torn = True
                 raise
-            if layer is not None and not self.connection(layer).run.train:
+            if error.reason != "TICKET_MISSING" and layer is not None and not self.connection(layer).run.train:
                 self.connection(layer).reopen_session()
                 return call()
             self.forget()
@@ -103,20 +103,40 @@ class Step:
             self.discard()
         self._pass = backward_pass
 
-    def gradients(self, wanted: dict[str, bool]) -> list[ServerGradient | None]:
-        """What a backward call that was admitted gives to a layer's placeholders: to those whose ``grad`` it adds to.
-        The server has added to the others too."""
+    def give(self, wanted: dict[str, bool]) -> None:
+        """Notes to which of a layer's placeholders' ``grad`` a backward call adds that was admitted. The server has
+        added to the others too."""
         self._given.update(name for name, adds in wanted.items() if adds)
         self._unwanted.update(name for name, adds in wanted.items() if not adds)
-        return [
-            ServerGradient.of(name, self._attempt, self.placeholders[name]) if adds else None
-            for name, adds in wanted.items()
-        ]
+
+    def stand_for(self, placeholders: dict[str, nn.Parameter]) -> None:
+        """Takes the model's placeholders, by the server's tensor name, in the server's order. What reaches ``grad`` of
+        one is the server's gradient."""
+        self.placeholders = placeholders
+        for name, p in placeholders.items():
+            trained = p.requires_grad
+            p.requires_grad_(True).register_hook(functools.partial(self._gradient, name))
+            p.requires_grad_(trained)
+
+    def check_placeholders(self, found: dict[str, nn.Parameter | None]) -> None:
+        """Raises Error naming one of ``found`` which is not the Parameter that stands for its tensor."""
+        for name, p in found.items():
+            if p is not self.placeholders[name]:
+                raise Error(
+                    f"the parameter that stands for the server's {name} was replaced by a {type(p).__name__}: a "
+                    "wrapper that shards or replaces parameters has to leave the server's alone, such as with "
+                    "fully_shard(..., ignored_params=remote.placeholders())",
+                    "FAILED_PRECONDITION",
+                )
+
+    def _gradient(self, name: str, mark: torch.Tensor) -> ServerGradient:
+        return ServerGradient.of(name, self._attempt, self.placeholders[name])
 
     def commit(self, optimizer: torch.optim.Optimizer) -> None:
         """Applies the server's half of the step with ``optimizer``'s hyperparameters as they are now."""
         if not self._servers.training:
             return
+        check_holds(optimizer, {name: p for name, p in self.placeholders.items() if p.requires_grad})
         trained = {name: p for name, p in self._held().items() if self._is_trained(p)}
         check_state(optimizer, self.placeholders)
         scale, found_inf = loss_scaling(optimizer)
@@ -221,11 +241,11 @@ class Step:
         counts for nothing."""
         if self.optimizer is None:
             return self.placeholders
-        held = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
-        for p in self.placeholders.values():
-            if id(p) not in held:
+        held = held_by(self.optimizer, self.placeholders)
+        for name, p in self.placeholders.items():
+            if name not in held:
                 p.grad = None
-        return {name: p for name, p in self.placeholders.items() if id(p) in held}
+        return held
 
     def _is_trained(self, p: nn.Parameter) -> bool:
         """As in torch, what has a gradient. Of several trainers, one that has none takes part in the others' step."""
