@@ -52,6 +52,7 @@ struct ClientMemoryPlan {
   int64_t workspace_bytes = 0;
   int64_t staging_bytes = 0;
   int64_t ledger_bytes = 0;
+  int64_t stash_bytes = 0;
 };
 
 struct ServedModel {
@@ -71,6 +72,8 @@ struct ServedModel {
   // Null where the server does not serve it.
   const ClientLayer* FindLayer(int layer) const;
   const ClientTensor* FindTensor(const std::string& name) const;
+  // "rank 1 (not connected), rank 2": those of the run that have not sealed. Empty where all have.
+  std::string MissingTrainers() const;
 };
 
 struct ClientCheckpoint {

@@ -324,6 +324,7 @@ void StepProtocol::StartAttempt() {
   sealed_.reset();
   decision_ = nullptr;
   for (auto& [session_id, trainer] : trainers_) trainer.sealed = false;
+  device_.ReleaseStash();
 }
 
 bool StepProtocol::RunUnderWay(int64_t session_id) const {

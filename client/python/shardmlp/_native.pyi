@@ -39,6 +39,7 @@ class MemoryPlan:
     workspace_bytes: int
     staging_bytes: int
     ledger_bytes: int
+    stash_bytes: int
 
 class ServedModel:
     model_type: str
@@ -74,14 +75,19 @@ class SealedStep:
     finite: bool
     non_finite_origin: str
 
+class KeepInput(enum.Enum):
+    if_room = ...
+    pinned = ...
+
 class Session:
     position: Position
     run_under_way: bool
     pending_row_count: int
-    def forward(self, layer: int, x: Matrix, y: Matrix) -> int: ...
+    def forward(self, layer: int, x: Matrix, y: Matrix, keep_input: KeepInput | None) -> tuple[int, int]: ...
     def backward(
-        self, layer: int, weights_version: int, x: Matrix, dy: Matrix, dx: Matrix, weight_gradient: bool
+        self, layer: int, weights_version: int, x: Matrix, dy: Matrix, dx: Matrix, weight_gradient: bool, ticket: int
     ) -> None: ...
+    def release(self, ticket: int) -> None: ...
     def seal_step(self) -> SealedStep: ...
     def commit_step(self, groups: list[ParameterGroup], gradient_scale: float, fresh_optimizer: bool) -> Position: ...
     def discard_step(self, reason: str, within_seconds: float) -> Position: ...

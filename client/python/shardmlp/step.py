@@ -58,13 +58,13 @@ class Step:
         try:
             return call()
         except Error as error:
-            if error.reason == "UNREACHABLE" or error.code == "DEADLINE_EXCEEDED":
+            lost = error.code == "ABORTED" or error.reason in ("UNKNOWN_SESSION", "TICKET_MISSING")
+            if not lost:
                 self._torn = True
-                raise Error(f"{error}; {_WHEN_UNREACHABLE}", error.code, error.reason, error.metadata) from error
-            if error.code != "ABORTED" and error.reason != "UNKNOWN_SESSION":
-                self._torn = True
+                if error.reason == "UNREACHABLE" or error.code == "DEADLINE_EXCEEDED":
+                    raise Error(f"{error}; {_WHEN_UNREACHABLE}", error.code, error.reason, error.metadata) from error
                 raise
-            if layer is not None and not self.connection(layer).run.train:
+            if error.reason != "TICKET_MISSING" and layer is not None and not self.connection(layer).run.train:
                 self.connection(layer).reopen_session()
                 return call()
             self.forget()
