@@ -160,7 +160,8 @@ TEST_F(CheckpointTest, ADeletedOneIsGoneWithItsFilesAndNothingElse) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(Path(""))) names.push_back(entry.path().filename());
   EXPECT_THAT(names, ElementsAre("two"));
-  EXPECT_TRUE(Fails(store_->Delete("one"), absl::StatusCode::kNotFound, Reason::kUnknownCheckpoint));
+  EXPECT_TRUE(
+      Fails(store_->Delete("one"), absl::StatusCode::kNotFound, Reason::kUnknownCheckpoint, {"checkpoint one"}));
   // A damaged one can be deleted too.
   std::filesystem::remove(Path("two/manifest.json"));
   EXPECT_TRUE(store_->Delete("two").ok());
@@ -175,7 +176,8 @@ TEST_F(CheckpointTest, NothingOutsideTheFolderIsDeleted) {
   std::filesystem::create_directory_symlink(outside, Path("link"));
   std::filesystem::create_directory_symlink(outside, Path("one/link"));
   for (const char* name : {"../../outside", "..", ".", "", "one/../../../outside", "/"}) {
-    EXPECT_TRUE(Fails(store_->Delete(name), absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument)) << name;
+    EXPECT_TRUE(Fails(store_->Delete(name), absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument, {name}))
+        << name;
   }
   EXPECT_TRUE(store_->Delete("link").ok());
   EXPECT_TRUE(store_->Delete("one").ok());

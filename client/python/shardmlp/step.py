@@ -208,13 +208,13 @@ class Step:
     def abandon(self) -> None:
         """The loop was left, perhaps in mid-step: zeroes local gradients and drops the server's half; where that does
         not answer soon, the next zero_grad() does."""
-        undecided = self._has_half()
-        self.forget()
-        if undecided:
-            self._torn = True
-            with contextlib.suppress(Error):
+        left = True
+        with contextlib.suppress(Error):
+            if self._has_half():
                 self._servers.discard("its training loop was left", within=_ABANDON_SECONDS)
-                self._torn = False
+            left = False
+        self.forget()
+        self._torn = left
 
     def forget(self) -> None:
         """Zeroes local gradients, of the model and of the wrapped optimizer."""
