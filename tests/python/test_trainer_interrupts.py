@@ -84,8 +84,7 @@ watched(where, stop_here, model, out, remote, **SAVING).train()
 
 
 @pytest.mark.parametrize(
-    "where, number",
-    [("forward", signal.SIGINT), ("backward", signal.SIGINT), ("seal", signal.SIGINT), ("backward", signal.SIGTERM)],
+    "where, number", [("forward", signal.SIGINT), ("seal", signal.SIGINT), ("backward", signal.SIGTERM)]
 )
 def test_script_that_a_signal_ends_leaves_its_place_at_once(
     folder, serve, offload, undisturbed, tmp_path, where, number

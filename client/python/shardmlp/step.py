@@ -25,7 +25,7 @@ _WHEN_UNREACHABLE = (
     "again; where it was started anew, take both sides back to a checkpoint: remote.restore() and the trainer's own of "
     "that step, or a Trainer's resume_from_checkpoint"
 )
-_ABANDON_SECONDS = 5.0
+_ABANDON_SECONDS = 2.0
 
 
 class Step:
