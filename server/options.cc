@@ -145,9 +145,11 @@ class Flags {
     AddBytes("--memory-bytes", o.backend.memory_bytes, 1, std::numeric_limits<int64_t>::max(),
              "Memory that the plan may take (default: what the machine, or its cgroup, has).");
     AddCount("--max-calls", o.engine.max_call_count, kMaxCallCount,
-             "Calls that may be open at once; each has its own staging; half are kept for trainers (default: 8).");
+             "Calls that may be open at once; each has its own staging; half are kept for trainers; 1 only where "
+             "frozen (default: "
+             "8).");
     AddCount("--max-sessions", o.engine.max_session_count, kMaxSessions,
-             "Sessions that may be open at once; half are kept for trainers (default: 256).");
+             "Sessions that may be open at once; half are kept for trainers; 1 only where frozen (default: 256).");
     AddCount("--threads", o.backend.threads, kMaxThreads,
              "Threads that compute (default: as many as the process may run on).");
   }
@@ -211,6 +213,12 @@ absl::Status Validate(const ServerOptions& options) {
   }
   if (!options.restore.empty() && options.checkpoint_dir.empty()) {
     return Invalid(absl::StrCat("--restore=", options.restore, " needs --checkpoint-dir"));
+  }
+  for (const auto& [flag, count] : {std::pair("--max-calls", options.engine.max_call_count),
+                                    std::pair("--max-sessions", options.engine.max_session_count)}) {
+    if (options.engine.ReadersShare(count) > 0) continue;
+    return Invalid(
+        absl::StrCat(flag, "=", count, " leaves readers none, who have half: 2 or more were expected, or --frozen"));
   }
   // Else a seal would give up on a trainer that is dead before its lease says so.
   if (options.engine.seal_timeout < options.engine.lease) {

@@ -140,11 +140,13 @@ void ServingEngine::RestoreCheckpoint(const std::string& name, Done<StepPosition
 }
 
 absl::StatusOr<StepPosition> ServingEngine::RestoreNow(const std::string& name) {
+  // Ahead of loading it, so that one which takes its place meanwhile is another.
+  const absl::StatusOr<FileSum> edition = checkpoints_->Edition(name);  // where there is none, Load says why
   {
     absl::MutexLock lock(&mutex_);
     // Each trainer of a run asks for it, and the first has got it for all.
     const bool untouched = step_.position() == restored_position_ && !step_.InProgress();
-    if (untouched && name == restored_name_) return restored_position_;
+    if (untouched && edition.ok() && restored_ == std::pair(name, *edition)) return restored_position_;
   }
   // Everything that can be wrong with the checkpoint is found here, before anything is changed.
   SHARDMLP_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, checkpoints_->Load(name));
@@ -155,7 +157,8 @@ absl::StatusOr<StepPosition> ServingEngine::RestoreNow(const std::string& name) 
   Outbox outbox;
   absl::MutexLock lock(&mutex_);
   step_.Restored(checkpoint->step(), outbox);
-  restored_name_ = name;
+  restored_.reset();
+  if (edition.ok()) restored_.emplace(name, *edition);
   restored_position_ = step_.position();
   return restored_position_;
 }
@@ -163,6 +166,11 @@ absl::StatusOr<StepPosition> ServingEngine::RestoreNow(const std::string& name) 
 void ServingEngine::ListCheckpoints(Done<std::vector<CheckpointInfo>> done) {
   if (const absl::Status status = CheckCheckpoints(); !status.ok()) return done(status);
   RunOnDevice<std::vector<CheckpointInfo>>(std::move(done), [this] { return checkpoints_->List(); });
+}
+
+void ServingEngine::DeleteCheckpoint(const std::string& name, Done<CheckpointInfo> done) {
+  if (const absl::Status status = CheckCheckpoints(); !status.ok()) return done(status);
+  RunOnDevice<CheckpointInfo>(std::move(done), [this, name] { return checkpoints_->Delete(name); });
 }
 
 }  // namespace shardmlp

@@ -105,7 +105,8 @@ absl::StatusOr<SessionGrant> ServingEngine::OpenSession(const SessionSpec& spec)
   SHARDMLP_ASSIGN_OR_RETURN(const int64_t session_id, sessions_.Open(spec, options_.clock()));
   if (spec.role == SessionRole::kTrain && !options_.frozen) step_.AddTrainer(session_id, spec);
   UpdateSessionMetrics();
-  return SessionGrant{session_id, options_.lease, step_.position()};
+  const bool run_under_way = spec.role == SessionRole::kTrain && step_.RunUnderWay(session_id);
+  return SessionGrant{session_id, options_.lease, step_.position(), run_under_way};
 }
 
 absl::StatusOr<StepPosition> ServingEngine::RenewSession(int64_t session_id) {

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -56,6 +58,7 @@ class ServingEngine final : public Engine, private StepDevice, private CallHost 
   void SaveCheckpoint(const std::string& name, Done<CheckpointInfo> done) override;
   void RestoreCheckpoint(const std::string& name, Done<StepPosition> done) override;
   void ListCheckpoints(Done<std::vector<CheckpointInfo>> done) override;
+  void DeleteCheckpoint(const std::string& name, Done<CheckpointInfo> done) override;
 
   void StartDraining() override;
   int64_t open_call_count() const override;
@@ -122,7 +125,8 @@ class ServingEngine final : public Engine, private StepDevice, private CallHost 
   SessionTable sessions_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Stash> stash_ ABSL_GUARDED_BY(mutex_);
   StepProtocol step_ ABSL_GUARDED_BY(mutex_);
-  std::string restored_name_ ABSL_GUARDED_BY(mutex_);  // the checkpoint restored last, and where that led
+  // The checkpoint restored last, and where that led.
+  std::optional<std::pair<std::string, FileSum>> restored_ ABSL_GUARDED_BY(mutex_);
   StepPosition restored_position_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<TileCall>> calls_ ABSL_GUARDED_BY(mutex_);
   int64_t open_calls_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -66,7 +66,7 @@ std::vector<TrainerStatus> StepProtocol::trainers() const {
 }
 
 void StepProtocol::AddTrainer(int64_t session_id, const SessionSpec& spec) {
-  trainers_.try_emplace(session_id, Trainer{spec, false});
+  trainers_.try_emplace(session_id, Trainer{.spec = spec});
 }
 
 void StepProtocol::RemoveTrainer(int64_t session_id, bool lost, Outbox& outbox) {
@@ -269,6 +269,7 @@ void StepProtocol::Applied(const absl::Status& status, Outbox& outbox) {
   ++position_.step;
   ++position_.weights_version;
   last_committed_position_ = position_;
+  for (auto& [session_id, trainer] : trainers_) trainer.committed = true;
   metrics_.CountStep(StepOutcome::kCommitted);
   metrics_.SetStep(position_.step, position_.attempt);
   StartAttempt();
@@ -324,6 +325,11 @@ void StepProtocol::StartAttempt() {
   decision_ = nullptr;
   for (auto& [session_id, trainer] : trainers_) trainer.sealed = false;
   device_.ReleaseStash();
+}
+
+bool StepProtocol::RunUnderWay(int64_t session_id) const {
+  return std::any_of(trainers_.begin(), trainers_.end(),
+                     [&](const auto& entry) { return entry.first != session_id && entry.second.committed; });
 }
 
 void StepProtocol::Restored(int64_t step, Outbox& outbox) {

@@ -54,6 +54,8 @@ class StepProtocol {
   std::vector<TrainerStatus> trainers() const;
   // Whether anyone has added to the attempt, or sealed it.
   bool InProgress() const;
+  // Whether another than `session_id` has committed a step since it was added.
+  bool RunUnderWay(int64_t session_id) const;
 
   void AddTrainer(int64_t session_id, const SessionSpec& spec);
   // `lost`: its lease ended, rather than it said goodbye. Ends the attempt where that leaves it incomplete.
@@ -93,6 +95,7 @@ class StepProtocol {
   struct Trainer {
     SessionSpec spec;
     bool sealed = false;
+    bool committed = false;  // any step
   };
   // One a session.
   struct WaitingSeal {

@@ -32,6 +32,7 @@ struct SessionGrant {
   int64_t session_id = 0;
   absl::Duration lease;
   StepPosition position;
+  bool run_under_way = false;  // others of the run have committed in their sessions
 };
 
 struct TrainerStatus {

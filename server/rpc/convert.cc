@@ -230,6 +230,7 @@ void Fill(const SessionGrant& grant, v1::OpenSessionResponse& to) {
   to.set_session_id(grant.session_id);
   Fill(grant.lease, *to.mutable_lease());
   Fill(grant.position, *to.mutable_position());
+  to.set_run_under_way(grant.run_under_way);
 }
 
 void Fill(const SealResult& result, v1::SealStepResponse& to) {

@@ -275,6 +275,22 @@ TEST_F(StepTest, WhoTakesPartInNoStepIsTold) {
   EXPECT_EQ(step_.position(), (StepPosition{0, 0, 1}));
 }
 
+TEST_F(StepTest, ARunIsUnderWayForWhoeverWasAwayWhileItCommitted) {
+  Connect(2, 2);
+  EXPECT_FALSE(step_.RunUnderWay(2)) << "it opened late, and nothing was committed";
+  Seal(1);
+  Seal(2);
+  Sum();
+  Commit(1);
+  Apply();
+  EXPECT_TRUE(step_.RunUnderWay(3));
+  Leave(2, /*lost=*/true);
+  step_.AddTrainer(3, {"run", SessionRole::kTrain, 2, 1});
+  EXPECT_TRUE(step_.RunUnderWay(3));
+  Leave(1, /*lost=*/false);
+  EXPECT_FALSE(step_.RunUnderWay(3)) << "nobody is left who knows more";
+}
+
 TEST_F(StepTest, TrainersAreListedByRank) {
   step_.AddTrainer(5, {"run", SessionRole::kTrain, 2, 1});
   step_.AddTrainer(9, {"run", SessionRole::kTrain, 2, 0});

@@ -66,9 +66,9 @@ class Server:
         self.terminate()
         return self.wait()
 
-    def await_serving(self) -> None:
-        """For clients that do not wait by themselves."""
-        until(lambda: "serving on" in self.log.read_text())
+    def await_serving(self, times: int = 1) -> None:
+        """For clients that do not wait by themselves: until it serves for the n-th time."""
+        until(lambda: self.log.read_text().count("serving on") >= times)
 
     @property
     def metrics_address(self) -> str:

@@ -120,6 +120,16 @@ TEST(OptionsTest, ANumberOutOfRangeIsRefusedWithTheRange) {
                   .ok());
 }
 
+TEST(OptionsTest, ReadersAreLeftSomething) {
+  for (const char* flag : {"--max-calls=1", "--max-sessions=1"}) {
+    EXPECT_THAT(
+        Refusal({"--model=m", flag}),
+        HasSubstr(absl::StrCat(flag, " leaves readers none, who have half: 2 or more were expected, or --frozen")));
+    EXPECT_TRUE(Parse({"--model=m", flag, "--frozen"}).ok());
+  }
+  EXPECT_TRUE(Parse({"--model=m", "--max-calls=2", "--max-sessions=2"}).ok());
+}
+
 TEST(OptionsTest, AFlagThatIsNoneIsNamed) {
   EXPECT_THAT(Refusal({"--model=m", "--max_calls=3"}), HasSubstr("not expected: --max_calls=3; --help lists"));
   EXPECT_THAT(Refusal({"--model"}), HasSubstr("--model: 1 required FOLDER missing"));

@@ -11,6 +11,7 @@ import torch
 
 from . import _native
 from .errors import Error
+from .sigterm import close_first
 from .staging import Incoming, Outgoing
 
 _DTYPES = {
@@ -183,11 +184,12 @@ class Connection:
         return self.client.checksums()
 
     def _hold(self, session: _native.Session) -> None:
-        """Keeps ``session``, to be closed with this connection or at exit, so that its place is free at once."""
+        """Keeps ``session``, to be closed with this connection, at exit or by SIGTERM: its place is then free at once."""
         self._session = session
         if self._finalizer is not None:
             self._finalizer.detach()
         self._finalizer = weakref.finalize(self, _close, session, self._owner)
+        close_first(self)
 
     def _refuse_fork(self) -> None:
         if os.getpid() != self._owner:
