@@ -48,7 +48,7 @@ def gradients(path, serve, offload, operands):
         assert server.metric(COMPUTED) == tiles
         local = load(path).get_submodule(MLP)
         tiled(local, x.clone().requires_grad_(), tiles).backward(dy)
-        return of_server(remote, MLP, server.checkpoints), of_local(local)
+        return of_server(remote, server.checkpoints, MLP)[0], of_local(local)
 
     return compute
 

@@ -31,17 +31,17 @@ def of_local(mlp: torch.nn.Module) -> Gradients:
     return {name: p.grad for name, p in mlp.named_parameters()}
 
 
-def of_server(remote: shardmlp.Remote, path: str, checkpoints: Path) -> Gradients:
-    """What the server of ``remote`` has summed for the MLP at ``path`` in the model, in the type that it sums in. The
-    server's checkpoints are in ``checkpoints``. Ends the step, in which no weight changes."""
+def of_server(remote: shardmlp.Remote, checkpoints: Path, *paths: str) -> list[Gradients]:
+    """What the server of ``remote``, whose checkpoints are in ``checkpoints``, has summed for the MLPs at ``paths`` in
+    the model, in the type that it sums in. Ends the step, in which no weight changes."""
     # SGD's momentum is the gradient where the factor of the one before is too small to count.
     optimizer = remote.optimizer or remote.wrap(torch.optim.SGD(remote.model.parameters(), lr=0.0, momentum=1e-30))
     optimizer.step()
     optimizer.zero_grad()
     remote.save_checkpoint("gradients")
     state = safetensors.torch.load_file(checkpoints / "gradients" / "optimizer.safetensors")
-    names = [name for name, _ in remote.model.get_submodule(path).named_parameters()]
-    return {name: state[f"{path}.{name}.moment1"] for name in names}
+    names = {path: [name for name, _ in remote.model.get_submodule(path).named_parameters()] for path in paths}
+    return [{name: state[f"{path}.{name}.moment1"] for name in names[path]} for path in paths]
 
 
 class Exact:
