@@ -7,7 +7,7 @@ torch_mlps.py says what the contenders are. Lines without a length are of 16384 
 torch_DTYPE_over_untiled, torch_DTYPE_over_tiled, torch_DTYPE_stash_over_untiled, torch_DTYPE_stash_over_tiled: tokens a
 second over the reference's of the same round, the median of the rounds. torch_DTYPE_sent_bytes_per_token and
 torch_DTYPE_stash_sent_bytes_per_token: activations to the server. torch_DTYPE_NAME_trainer_mib and _server_mib: peak
-memory (torch_memory.py). torch_bf16_CASE_TILES_tiles_times_closer: TiledMLP's error over ours (torch_accuracy.py).
+memory, and torch_DTYPE_held_bytes_per_token[_without_inputs] (torch_memory.py). torch_bf16_CASE_TILES_tiles_times_closer: TiledMLP's error over ours (torch_accuracy.py).
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ def measure(dtype: str, lengths: list[int], rounds: int, parts: list[str]) -> It
         if peaks:
             row.trainer_mib, row.server_mib = peaks.trainer, peaks.server
         show_memory(row)
+    if "memory" in parts:
+        for keeps, held in torch_memory.measure_held(dtype, min(HEADLINE_TOKENS, max(lengths))).items():
+            show(f"torch_{dtype}_held_bytes_per_token{'' if keeps else '_without_inputs'}", f"{held:.0f}")
     if "speed" in parts:
         too_large = {(row.name, row.tokens) for row in rows.values() if row.too_large}
         for tokens, speeds in torch_speed.measure(dtype, lengths, rounds, too_large):

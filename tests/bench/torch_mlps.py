@@ -37,13 +37,13 @@ LOCAL, REMOTE = ("untiled", "tiled"), ("remote", "stash")
 MLP = "model.layers.0.mlp"
 
 
-def make_model(folder: Path, dtype: torch.dtype) -> None:
-    """One layer of the size in question, and little else."""
+def make_model(folder: Path, dtype: torch.dtype, layers: int = 1) -> None:
+    """Layers of the size in question, and little else."""
     config = LlamaConfig(
         vocab_size=8,
         hidden_size=HIDDEN,
         intermediate_size=INTERMEDIATE,
-        num_hidden_layers=1,
+        num_hidden_layers=layers,
         num_attention_heads=16,
         num_key_value_heads=1,
         bos_token_id=0,
@@ -101,9 +101,14 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
+def stash_for(rows: int, dtype: torch.dtype) -> str:
+    """The flag that makes a server keep x, G and U of ``rows`` rows."""
+    return f"--stash-bytes={rows * (HIDDEN + 2 * INTERMEDIATE) * dtype.itemsize}"
+
+
 def flags_of(name: str, tokens: int, dtype: torch.dtype) -> list[str]:
-    """Of the server for the contender ``name``: a stash for x, G and U of all tokens."""
-    return [f"--stash-bytes={tokens * (HIDDEN + 2 * INTERMEDIATE) * dtype.itemsize}"] if name == "stash" else []
+    """Of the server for the contender ``name``."""
+    return [stash_for(tokens, dtype)] if name == "stash" else []
 
 
 @dataclass
