@@ -69,9 +69,8 @@ def real_case(scratch: Path, tokens: int = TOKENS, length: int = 512) -> Case:
         finetune.convert(folder)
     case = Case("smollm2", "SmolLM2-135M on prose, 10 layers", folder, {})
     model = case.load()
-    recipe = finetune.Recipe(
-        model=str(folder), text=finetune.PROSE, steps=tokens // length, batch=1, length=length, learning_rate=0.0, seed=1
-    )
+    sizes = dict(steps=tokens // length, batch=1, length=length)
+    recipe = finetune.Recipe(model=str(folder), text=finetune.PROSE, learning_rate=0.0, seed=1, **sizes)
     seen: dict[str, tuple[list, list]] = {}
     for number, layer in list(enumerate(model.model.layers))[::3]:
         inputs, gradients = seen[f"model.layers.{number}.mlp"] = [], []
@@ -143,7 +142,7 @@ def worst(errors: list[float]) -> str:
 
 def run() -> str:
     """Prints lines and returns the table."""
-    header = ["x and dy", "tiles", "error, shardmlp", "error, TiledMLP", "times closer", "from 1 tile, shardmlp", "TiledMLP"]
+    header = ["x and dy", "tiles", "error, shardmlp", "TiledMLP", "times closer", "off 1 tile, shardmlp", "TiledMLP"]
     cells = []
     with tempfile.TemporaryDirectory() as scratch:
         for case in (random_case(Path(scratch)), real_case(Path(scratch))):

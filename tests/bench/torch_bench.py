@@ -1,13 +1,14 @@
-"""A remote MLP next to PyTorch's own and DeepSpeed's TiledMLP on the same cores: prints lines ``name value``, and tables
-on stderr.
+"""A remote MLP next to PyTorch's own and DeepSpeed's TiledMLP on the same cores: prints lines ``name value``, and
+tables on stderr.
 
-One SwiGLU layer of transformers' Llama, H 2048, I 5632, forward and backward, over loopback, at several lengths;
-torch_mlps.py says what the contenders are. Lines without a length are of 16384 tokens:
+One SwiGLU layer of transformers' Llama, H 2048, I 5632, forward and backward over loopback, at several lengths;
+torch_mlps.py says what the contenders are. A line without a length is of 16384 tokens.
 
-torch_DTYPE_over_untiled, torch_DTYPE_over_tiled, torch_DTYPE_stash_over_untiled, torch_DTYPE_stash_over_tiled: tokens a
-second over the reference's of the same round, the median of the rounds. torch_DTYPE_sent_bytes_per_token and
-torch_DTYPE_stash_sent_bytes_per_token: activations to the server. torch_DTYPE_NAME_trainer_mib and _server_mib: peak
-memory, and torch_DTYPE_held_bytes_per_token[_without_inputs] (torch_memory.py). torch_bf16_CASE_TILES_tiles_times_closer: TiledMLP's error over ours (torch_accuracy.py).
+torch_DTYPE_over_REFERENCE, torch_DTYPE_stash_over_REFERENCE: tokens a second over those of ``untiled`` or ``tiled`` in
+the same round, the median of the rounds. torch_DTYPE_sent_bytes_per_token, torch_DTYPE_stash_sent_bytes_per_token:
+activations to the server. torch_DTYPE_NAME_error: of the worst weight gradient, against f64.
+torch_DTYPE_NAME_trainer_mib, torch_DTYPE_NAME_server_mib, torch_DTYPE_held_bytes_per_token[_without_inputs]: see
+torch_memory.py. torch_bf16_CASE_TILES_tiles_times_closer: TiledMLP's error over ours, see torch_accuracy.py.
 """
 
 from __future__ import annotations

@@ -30,7 +30,9 @@ class Speeds:
         return statistics.median(self.rates[name])
 
 
-def measure(dtype: str, lengths: list[int], rounds: int, too_large: set[tuple[str, int]]) -> Iterator[tuple[int, Speeds]]:
+def measure(
+    dtype: str, lengths: list[int], rounds: int, too_large: set[tuple[str, int]]
+) -> Iterator[tuple[int, Speeds]]:
     """The lengths, ascending. ``too_large``: contenders and lengths that are left out."""
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         folder, longest = Path(scratch), max(lengths)
