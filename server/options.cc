@@ -104,10 +104,10 @@ class Flags {
   void AddSwitch(const char* name, bool& field, const char* help) {
     app_.add_flag(name, field, help)->check(CLI::IsMember({"true", "false"}).description(""));
   }
-  void AddBytes(const char* name, int64_t& field, int64_t max, const char* help) {
+  void AddBytes(const char* name, int64_t& field, int64_t min, int64_t max, const char* help) {
     Add(name, "BYTES", field, help)
         ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true).description(""))
-        ->check(CLI::Range(int64_t{1}, max).description(""));
+        ->check(CLI::Range(min, max).description(""));
   }
   template <typename Field>
   void AddCount(const char* name, Field& field, Field max, const char* help) {
@@ -153,9 +153,11 @@ class Flags {
     AddParsed("--device", "auto|cpu|cuda|cuda:N", o.device, ParseDevice, "auto, cpu, cuda, or cuda:N for GPU N",
               "What computes (default: auto, a GPU where there is one).");
     AddSwitch("--tf32", o.device.tf32, "On a GPU, f32 products on TF32 tensor cores: faster, and 10 bits of operands.");
-    AddBytes("--workspace-bytes", o.engine.workspace_bytes, kMaxWorkspaceBytes,
+    AddBytes("--workspace-bytes", o.engine.workspace_bytes, 1, kMaxWorkspaceBytes,
              "Memory of a tile, which sets its rows (default: what 1024 rows need).");
-    AddBytes("--memory-bytes", o.device.memory_bytes, std::numeric_limits<int64_t>::max(),
+    AddBytes("--stash-bytes", o.engine.stash_bytes, 0, kMaxStashBytes,
+             "Memory in which forwards leave their input for the backward, which then need not send it (default: 0).");
+    AddBytes("--memory-bytes", o.device.memory_bytes, 1, std::numeric_limits<int64_t>::max(),
              "The device's memory that the plan may take (default: what the machine, its cgroup, or the GPU has).");
     AddCount("--max-calls", o.engine.max_call_count, kMaxCallCount,
              "Calls that may be open at once; each has its own staging; half are kept for trainers (default: 8).");

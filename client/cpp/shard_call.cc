@@ -121,7 +121,10 @@ class ShardStream : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteB
 
   grpc::ByteBuffer MakeShard(int64_t row, int64_t count) {
     std::vector<std::vector<grpc::Slice>> payloads;
-    for (const ConstMatrixView& input : call_.inputs) payloads.push_back({SliceOf(input.Rows(row, count), pins_)});
+    for (const ConstMatrixView& input : call_.inputs) {
+      std::vector<grpc::Slice>& payload = payloads.emplace_back();
+      if (!input.empty()) payload.push_back(SliceOf(input.Rows(row, count), pins_));
+    }
     return MakeWireShard(kShardField, row, count, payloads);
   }
 

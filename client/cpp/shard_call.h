@@ -18,7 +18,7 @@ struct ShardCall {
   std::string method;  // "/shardmlp.v1.Compute/Forward"
   grpc::ByteBuffer header;
   grpc::ByteBuffer end;
-  std::vector<ConstMatrixView> inputs;  // x [T, H]; or x [T, H] and dy [T, O]
+  std::vector<ConstMatrixView> inputs;  // x [T, H]; or x [T, H], [T, 0] where the server has it, and dy [T, O]
   MatrixView output;                    // y [T, O] or dx [T, H], written (=); empty where none is wanted
   int64_t rows_per_shard = 1;
 };

@@ -75,6 +75,8 @@ void ServingEngine::ClearGradients() {
   });
 }
 
+void ServingEngine::ReleaseStash() { stash_->ReleaseAll(); }
+
 void ServingEngine::ReadTensor(int64_t tensor, int64_t row_begin, int64_t row_count, Done<TensorRows> done) {
   const int64_t tensors = static_cast<int64_t>(model_.tensors.size());
   if (tensor < 0 || tensor >= tensors) {

@@ -14,6 +14,7 @@
 #include "server/engine/parameters.h"
 #include "server/engine/scheduler.h"
 #include "server/engine/session_table.h"
+#include "server/engine/stash.h"
 #include "server/engine/step_protocol.h"
 #include "server/engine/tile_call.h"
 #include "server/engine/tile_compute.h"
@@ -66,17 +67,20 @@ class ServingEngine final : public Engine, private StepDevice, private CallHost 
   void SumGradients(StepPosition of) override;
   void Apply(std::shared_ptr<const CommitSpec> decision) override;
   void ClearGradients() override;
+  void ReleaseStash() override;
 
   // CallHost.
   absl::StatusOr<Admitted> StartTile(const CallSpec& spec, const Tile& tile, TileRows rows) override;
   absl::Status FinishTile(const Event& done) override;
   void SubmitTile(int64_t session_id, std::unique_ptr<TileJob> job) override;
   int64_t weights_version() const override { return position().weights_version; }
-  void CallFinished(int64_t session_id) override;
+  void CallFinished(const CallSpec& spec, bool answered) override;
 
   // Whether a call may start, and its layer.
   absl::Status CheckHeader(CallSpec& spec) const;
   absl::StatusOr<std::shared_ptr<Call>> StartCall(CallSpec spec, CallSink& sink);
+  // Room in the stash for a forward that asks for it, or what a backward's ticket names.
+  absl::Status UseStash(const SessionSpec& session, CallSpec& spec, Lane& lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // A backward tile that adds to the gradients: counted or not.
   absl::StatusOr<Admitted> StartAddingTile(const CallSpec& spec, const Tile& tile, TileRows rows);
   absl::Status CheckVersion(const BackwardSpec& header, int64_t weights_version) const;
@@ -116,6 +120,7 @@ class ServingEngine final : public Engine, private StepDevice, private CallHost 
 
   mutable absl::Mutex mutex_;
   SessionTable sessions_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Stash> stash_ ABSL_GUARDED_BY(mutex_);
   StepProtocol step_ ABSL_GUARDED_BY(mutex_);
   std::string restored_name_ ABSL_GUARDED_BY(mutex_);  // the checkpoint restored last, and where that led
   StepPosition restored_position_ ABSL_GUARDED_BY(mutex_);

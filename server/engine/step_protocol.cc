@@ -323,6 +323,7 @@ void StepProtocol::StartAttempt() {
   sealed_.reset();
   decision_ = nullptr;
   for (auto& [session_id, trainer] : trainers_) trainer.sealed = false;
+  device_.ReleaseStash();
 }
 
 void StepProtocol::Restored(int64_t step, Outbox& outbox) {

@@ -35,6 +35,8 @@ class StepDevice {
   // Where the decision still Stands: applies the optimizer and clears the gradients, then StepProtocol::Applied.
   virtual void Apply(std::shared_ptr<const CommitSpec> decision) = 0;
   virtual void ClearGradients() = 0;
+  // The attempt is over: lets go of what its forwards left.
+  virtual void ReleaseStash() = 0;
 };
 
 // Thread-compatible; the engine's lock guards it. Answers go out through the outbox.

@@ -47,6 +47,7 @@ TEST(OptionsTest, EveryFlagReachesItsOption) {
                               "--checkpoint-dir=c",
                               "--restore=latest",
                               "--workspace-bytes=256MiB",
+                              "--stash-bytes=2GiB",
                               "--memory-bytes=16GiB",
                               "--device=cuda:3",
                               "--tf32",
@@ -68,6 +69,7 @@ TEST(OptionsTest, EveryFlagReachesItsOption) {
   EXPECT_EQ(options->checkpoint_dir, "c");
   EXPECT_EQ(options->restore, "latest");
   EXPECT_EQ(options->engine.workspace_bytes, 256LL << 20);
+  EXPECT_EQ(options->engine.stash_bytes, 2LL << 30);
   EXPECT_EQ(options->device.memory_bytes, 16LL << 30);
   EXPECT_EQ(options->engine.max_call_count, 3);
   EXPECT_EQ(options->engine.max_session_count, 4);

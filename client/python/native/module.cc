@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "client/cpp/client.h"
 #include "client/python/native/fork_safe.h"
 #include "client/python/native/status.h"
+#include "kernels/status.h"
 
 namespace shardmlp::python {
 namespace {
@@ -61,7 +63,8 @@ void DefineModel(py::module_& module) {
       .def_readonly("optimizer_bytes", &ClientMemoryPlan::optimizer_bytes)
       .def_readonly("workspace_bytes", &ClientMemoryPlan::workspace_bytes)
       .def_readonly("staging_bytes", &ClientMemoryPlan::staging_bytes)
-      .def_readonly("ledger_bytes", &ClientMemoryPlan::ledger_bytes);
+      .def_readonly("ledger_bytes", &ClientMemoryPlan::ledger_bytes)
+      .def_readonly("stash_bytes", &ClientMemoryPlan::stash_bytes);
   py::class_<ServedModel>(module, "ServedModel")
       .def_readonly("model_type", &ServedModel::model_type)
       .def_readonly("compute_dtype", &ServedModel::compute_dtype)
@@ -102,23 +105,35 @@ void DefineStep(py::module_& module) {
 }
 
 void DefineSession(py::module_& module) {
+  py::enum_<ClientKeepInput>(module, "KeepInput")
+      .value("if_room", ClientKeepInput::kIfRoom)
+      .value("pinned", ClientKeepInput::kPinned);
   py::class_<Session, ForkSafePtr<Session>>(module, "Session")
       .def_property_readonly("position", &Session::position)
       .def_property_readonly("pending_row_count", &Session::pending_row_count)
       .def(
           "forward",
-          [](Session& session, int layer, const MatrixView& x, const MatrixView& y) {
-            return WithoutGil([&] { return session.Forward(layer, x, y); });
+          [](Session& session, int layer, const MatrixView& x, const MatrixView& y,
+             std::optional<ClientKeepInput> keep_input) {
+            return WithoutGil([&]() -> absl::StatusOr<std::pair<int64_t, int64_t>> {
+              if (!keep_input.has_value()) {
+                SHARDMLP_ASSIGN_OR_RETURN(const int64_t weights_version, session.Forward(layer, x, y));
+                return std::pair(weights_version, int64_t{0});
+              }
+              SHARDMLP_ASSIGN_OR_RETURN(const Forwarded forwarded, session.ForwardKeeping(layer, x, y, *keep_input));
+              return std::pair(forwarded.weights_version, forwarded.ticket);
+            });
           },
-          py::arg("layer"), py::arg("x"), py::arg("y"))
+          py::arg("layer"), py::arg("x"), py::arg("y"), py::arg("keep_input"))
       .def(
           "backward",
           [](Session& session, int layer, int64_t weights_version, const MatrixView& x, const MatrixView& dy,
-             const MatrixView& dx, bool weight_gradient) {
-            WithoutGil([&] { return session.Backward(layer, weights_version, x, dy, dx, weight_gradient); });
+             const MatrixView& dx, bool weight_gradient, int64_t ticket) {
+            WithoutGil([&] { return session.Backward(layer, weights_version, x, dy, dx, weight_gradient, ticket); });
           },
           py::arg("layer"), py::arg("weights_version"), py::arg("x"), py::arg("dy"), py::arg("dx"),
-          py::arg("weight_gradient"))
+          py::arg("weight_gradient"), py::arg("ticket"))
+      .def("release", &Session::Release, py::arg("ticket"))
       .def("seal_step", [](Session& session) { return WithoutGil([&] { return session.SealStep(); }); })
       .def(
           "commit_step",
