@@ -1,5 +1,6 @@
 #include "tests/cuda_emulation/machine.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <sstream>
 #include <utility>
@@ -27,8 +28,10 @@ Machine::Machine() : used_bytes_(kDeviceCount) { CatchBadAccesses(&device_memory
 
 void Machine::SetSeed(uint64_t seed) {
   late_ = seed == 0;
+  calls_a_run_ = uint64_t{2} << (seed % 3 * 2);
   device_memory_.SetLocked(late_);
   random_.seed(seed);
+  std::sort(streams_.begin(), streams_.end(), [](cudaStream_t a, cudaStream_t b) { return a->number < b->number; });
 }
 
 void Machine::Reset() {
@@ -67,12 +70,24 @@ bool Machine::Usable(cudaStream_t stream, const void* data, size_t pitch, size_t
 }
 
 cudaError_t Machine::Enter() {
-  while (!late_ && random_() % 2 == 0) {
+  while (!late_ && random_() % calls_a_run_ == 0) {
     cudaStream_t const stream = AnyReady();
     if (stream == nullptr) break;
     RunNext(stream);
   }
   return sticky_error_;
+}
+
+cudaStream_t Machine::AddStream(int device) {
+  ++object_count_;
+  return streams_.emplace_back(new CUstream_st{device, ++streams_made_});
+}
+
+void Machine::RemoveStream(cudaStream_t stream) {
+  RunAll(stream);
+  std::erase(streams_, stream);
+  delete stream;
+  --object_count_;
 }
 
 void Machine::Enqueue(cudaStream_t stream, Work work) { stream->work.push_back(std::move(work)); }
@@ -86,12 +101,11 @@ cudaStream_t Machine::Needed(cudaStream_t stream) const {
   return stream;
 }
 
+// One stream runs ahead of the others for a while, and then another: that shows more than taking turns.
 cudaStream_t Machine::AnyReady() {
-  std::vector<cudaStream_t> ready;
-  for (cudaStream_t stream : streams_) {
-    if (Ready(stream)) ready.push_back(stream);
-  }
-  return ready.empty() ? nullptr : ready[random_() % ready.size()];
+  if (random_() % 8 == 0) std::shuffle(streams_.begin(), streams_.end(), random_);
+  const auto found = std::find_if(streams_.begin(), streams_.end(), Ready);
+  return found == streams_.end() ? nullptr : *found;
 }
 
 void Machine::RunNext(cudaStream_t stream) {

@@ -36,7 +36,8 @@ struct Work {
 
 struct CUstream_st {
   int device;
-  std::deque<shardmlp::emulation::Work> work;
+  int64_t number;  // in the order in which streams were made
+  std::deque<shardmlp::emulation::Work> work = {};
 };
 
 struct CUevent_st {
@@ -60,9 +61,12 @@ class Machine {
   AddressSpace& pinned_memory() { return pinned_memory_; }
   int64_t& used_bytes(int device) { return used_bytes_[device]; }
   int64_t& object_count() { return object_count_; }
-  std::vector<cudaStream_t>& streams() { return streams_; }
+  const std::vector<cudaStream_t>& streams() const { return streams_; }
+  cudaStream_t AddStream(int device);
+  // Runs what the stream has left.
+  void RemoveStream(cudaStream_t stream);
 
-  // What an earlier fault of the device left, or success. Each call of the runtime begins with it; it may run work.
+  // What an earlier fault of the device left, or success. Calls of the runtime begin with it; it may run work.
   cudaError_t Enter();
   cudaError_t sticky_error() const { return sticky_error_; }
 
@@ -100,7 +104,9 @@ class Machine {
   std::vector<int64_t> used_bytes_;
   int64_t object_count_ = 0;
   std::vector<cudaStream_t> streams_;
+  int64_t streams_made_ = 0;
   bool late_ = false;
+  uint64_t calls_a_run_ = 2;  // of the runtime, for each that runs some work
   std::mt19937_64 random_;
   cudaError_t sticky_error_ = cudaSuccess;
   std::vector<std::string> faults_;

@@ -94,7 +94,7 @@ cudaError_t EnqueueKernel(cudaStream_t stream, std::function<void(bool backwards
 void CheckDeviceAddress(const void* data) {
   if (data == nullptr) return;
   Call([&](Machine& machine) {
-    CUstream_st stream{current_device, {}};
+    CUstream_st stream{current_device, 0};
     if (!machine.Usable(&stream, data, 1, "kernel operand")) {
       machine.Break(cudaErrorIllegalAddress, "kernel operand that the device can't reach");
     }
@@ -147,11 +147,11 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 }
 
 cudaError_t cudaSetDevice(int device) {
-  return Call([&](Machine& machine) {
-    if (device < 0 || device >= kDeviceCount) return Refuse(machine, cudaErrorInvalidDevice, "no such device");
-    current_device = device;
-    return cudaSuccess;
-  });
+  Machine& machine = Machine::Get();
+  const std::lock_guard lock(machine.mutex);
+  if (device < 0 || device >= kDeviceCount) return Refuse(machine, cudaErrorInvalidDevice, "no such device");
+  current_device = device;
+  return machine.sticky_error();
 }
 
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
@@ -200,8 +200,7 @@ cudaError_t cudaFreeHost(void* data) {
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) {
   return Call([&](Machine& machine) {
-    *stream = machine.streams().emplace_back(new CUstream_st{current_device, {}});
-    ++machine.object_count();
+    *stream = machine.AddStream(current_device);
     return cudaSuccess;
   });
 }
@@ -209,10 +208,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   Machine& machine = Machine::Get();
   const std::lock_guard lock(machine.mutex);
-  machine.RunAll(stream);
-  std::erase(machine.streams(), stream);
-  delete stream;
-  --machine.object_count();
+  machine.RemoveStream(stream);
   return machine.sticky_error();
 }
 

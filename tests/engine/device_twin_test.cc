@@ -42,6 +42,38 @@ TEST_P(DeviceTwinTest, ThreeStepsOfThreeLayersAreTheTwins) {
   }
 }
 
+// Forwards leave x, and G and U, on the device; its memory is lent again as soon as a backward is done with it.
+TEST_P(DeviceTwinTest, BackwardByTicketIsTheTwins) {
+  EngineOptions options = TilesOf(8, model_);
+  options.stash_bytes = 3 * 22 * (13 + 2 * 37 + 2) * 8;
+  const TestEngine engine(model_, options, GetParam().make());
+  Trainer trainer(*engine);
+  for (int round = 0; round < 4; ++round) {
+    std::vector<Dense> xs;
+    std::vector<int64_t> tickets;
+    for (size_t n = 0; n < 3; ++n) {
+      xs.push_back(InputOf(mlp(n), 22, n + 10 * round));
+      ForwardSpec spec = trainer.ForwardHeader(n, 22);
+      spec.keep_input = KeepInput::kIfRoom;
+      const auto call = trainer.Start(spec, xs[n]);
+      ASSERT_TRUE(Succeeds(call->SendAll(2)));
+      ASSERT_TRUE(Succeeds(call->Wait()));
+      tickets.push_back(call->Wait()->ticket);
+      EXPECT_NE(tickets[n], 0);
+      EXPECT_LE(RelativeDifference(call->rows(), NaiveForward(model_.layers()[n], xs[n])), kTwinBound);
+    }
+    for (size_t n = 3; n-- > 0;) {
+      const Dense dy = OutputGradientOf(mlp(n), 22, n + 10 * round);
+      BackwardSpec header = trainer.BackwardHeader(n, 22);
+      header.ticket = tickets[n];
+      const auto call = trainer.Start(header, Dense(22, 0), dy);
+      ASSERT_TRUE(Succeeds(call->SendAll(3)));
+      ASSERT_TRUE(Succeeds(call->Wait()));
+      EXPECT_LE(RelativeDifference(call->rows(), NaiveBackward(model_.layers()[n], xs[n], dy).dx), kTwinBound);
+    }
+  }
+}
+
 TEST_P(DeviceTwinTest, ThreeTrainersAtOnceAreTheTwin) {
   const TestEngine engine(model_, TilesOf(8, model_), GetParam().make());
   std::vector<std::unique_ptr<Trainer>> trainers;
