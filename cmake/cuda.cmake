@@ -1,5 +1,6 @@
-# Whether the CUDA backend can be built, and what it is made of. CUDA 12 and 13.
+# Whether the CUDA backend and NCCL's replica group can be built, and what they are made of. CUDA 12 and 13.
 set(SHARDMLP_CUDA_FOUND FALSE)
+set(SHARDMLP_NCCL_FOUND FALSE)
 if(SHARDMLP_CUDA)
   include(CheckLanguage)
   find_package(CUDAToolkit 12 QUIET)
@@ -20,7 +21,12 @@ if(SHARDMLP_CUDA)
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
     set(SHARDMLP_CUDA_FOUND TRUE)
   endif()
-  message(STATUS "CUDA backend: ${SHARDMLP_CUDA_FOUND} ${CUDAToolkit_VERSION}")
+  find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+  find_library(NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
+  if(SHARDMLP_CUDA_FOUND AND NCCL_INCLUDE_DIR AND NCCL_LIBRARY)
+    set(SHARDMLP_NCCL_FOUND TRUE)
+  endif()
+  message(STATUS "CUDA backend: ${SHARDMLP_CUDA_FOUND} ${CUDAToolkit_VERSION}, NCCL: ${SHARDMLP_NCCL_FOUND}")
 endif()
 
 # The .cu files hold kernels and launchers alone. Each is compiled by nvcc, and as C++ for the tests' emulation.

@@ -1,4 +1,5 @@
-// A ReplicaGroup over NCCL, from GPU memory to GPU memory. Where the program is built without NCCL, no_nccl.cc stands in.
+// A ReplicaGroup over NCCL, from GPU memory to GPU memory. Where the program is built without NCCL, no_nccl.cc stands
+// in.
 #pragma once
 
 #include <functional>
@@ -23,10 +24,10 @@ struct NcclOptions {
 // returns rank 0's.
 using ByteExchange = std::function<absl::StatusOr<std::string>(const std::string& bytes)>;
 
-// Returns once all ranks are connected. Fails with UNAVAILABLE (REPLICA_LOST), or with what Abort was given; the calling
-// thread watches the communicator while it waits, so that a peer that dies or hangs ends a collective too. Collectives
-// sum f32 and f64, take dense matrices, and find them as they are once all work that was enqueued on them is done, which
-// is the caller's to see to.
+// Returns once all ranks are connected. Fails with UNAVAILABLE (REPLICA_LOST), or with what Abort was given; the
+// calling thread watches the communicator while it waits, so that a peer that dies or hangs ends a collective too.
+// Collectives sum f32 and f64, take dense matrices, and find them as they are once all work that was enqueued on them
+// is done, which is the caller's to see to.
 absl::StatusOr<std::unique_ptr<ReplicaGroup>> MakeNcclGroup(const NcclOptions& options, const ByteExchange& exchange);
 
 }  // namespace shardmlp

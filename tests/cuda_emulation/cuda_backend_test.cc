@@ -46,7 +46,7 @@ TEST_F(CudaBackendTest, DescribesItself) {
 }
 
 TEST_F(CudaBackendTest, ADeviceThatIsNotThereIsRefused) {
-  ExpectRefused({.device = 2}, absl::StatusCode::kFailedPrecondition, "no GPU 2: the process sees 2");
+  ExpectRefused({.device = 4}, absl::StatusCode::kFailedPrecondition, "no GPU 4: the process sees 4");
   ExpectRefused({.device = -1}, absl::StatusCode::kInvalidArgument, "device -1");
   ExpectRefused({.memory_bytes = -1}, absl::StatusCode::kInvalidArgument, "-1 bytes");
 }

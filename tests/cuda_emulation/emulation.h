@@ -1,4 +1,4 @@
-// A stand-in for the CUDA runtime and cuBLAS on the CPU, linked in place of the real libraries, so that the CUDA
+// A stand-in for the CUDA runtime, cuBLAS and NCCL on the CPU, linked in place of the real libraries, so that the CUDA
 // backend's own code runs where there is no GPU. It is strict where hardware forgives, and deterministic:
 //
 // - Device memory is address space of its own. Each allocation has addresses that never come back, and ends at unmapped
@@ -11,7 +11,7 @@
 // - A kernel that touches what is not memory, or 16 bytes that are not aligned, and work on memory that was freed, fail
 //   as on hardware: that call or a later one, and every one after it, until Reset. Pageable host memory, a leading
 //   dimension that is too small and handles of another device are refused at once.
-// - Every fault is told in words by TakeFaults. There are two devices, to tell which one was meant.
+// - Every fault is told in words by TakeFaults. There are four devices: one can tell which was meant.
 //
 // Thread-safe, as the runtime is; the work itself runs on the calling thread.
 #pragma once
@@ -22,7 +22,7 @@
 
 namespace shardmlp::emulation {
 
-inline constexpr int kDeviceCount = 2;
+inline constexpr int kDeviceCount = 4;
 inline constexpr int64_t kDeviceBytes = int64_t{4} << 30;
 
 // From here on the order of work is drawn from `seed`.

@@ -97,7 +97,7 @@ bool Machine::Ready(cudaStream_t stream) {
 }
 
 cudaStream_t Machine::Needed(cudaStream_t stream) const {
-  while (!Ready(stream)) stream = stream->work.front().awaits->stream;
+  while (stream != nullptr && !Ready(stream)) stream = stream->work.front().awaits->stream;
   return stream;
 }
 
@@ -128,8 +128,26 @@ void Machine::RunNext(cudaStream_t stream) {
 
 void Machine::Run(cudaStream_t stream, const std::function<bool()>& done) {
   device_memory_.Unlock();
-  while (!done()) RunNext(late_ ? Needed(stream) : AnyReady());
+  while (!done()) {
+    cudaStream_t const next = late_ ? Needed(stream) : AnyReady();
+    if (next == nullptr) {
+      Break(cudaErrorUnknown, "the host waits for what it alone could bring about");
+      break;
+    }
+    RunNext(next);
+  }
   device_memory_.Lock();
+}
+
+bool Machine::Poll(const Mark& mark) {
+  device_memory_.Unlock();
+  for (int i = 0; i < 4 && !mark.done; ++i) {
+    cudaStream_t const next = late_ ? Needed(mark.stream) : AnyReady();
+    if (next == nullptr) break;
+    RunNext(next);
+  }
+  device_memory_.Lock();
+  return mark.done;
 }
 
 void Machine::RunUntil(const Mark& mark) {

@@ -18,9 +18,12 @@
 
 namespace shardmlp::emulation {
 
+// The device that is current on the calling thread.
+int CurrentDevice();
+
 // A point in a stream.
 struct Mark {
-  cudaStream_t stream;
+  cudaStream_t stream;  // null: what other threads' work brings about
   bool done = false;
   std::chrono::steady_clock::time_point time = {};  // when it was reached
 };
@@ -77,6 +80,8 @@ class Machine {
               const std::string& what);
 
   void Enqueue(cudaStream_t stream, Work work);
+  // Runs some work, on any stream; whether the mark is reached now.
+  bool Poll(const Mark& mark);
   // Runs work, on any stream, until the mark is reached.
   void RunUntil(const Mark& mark);
   // Until the stream has no work.
@@ -92,7 +97,7 @@ class Machine {
   Machine();
 
   static bool Ready(cudaStream_t stream);
-  // The stream that is to go on so that `stream` can.
+  // The stream that is to go on so that `stream` can; null where that is other threads' to bring about.
   cudaStream_t Needed(cudaStream_t stream) const;
   cudaStream_t AnyReady();
   void RunNext(cudaStream_t stream);

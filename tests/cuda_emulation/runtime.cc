@@ -83,6 +83,8 @@ Rows RowsOf(const void* data, size_t pitch, size_t row_bytes, size_t rows) {
 
 namespace shardmlp::emulation {
 
+int CurrentDevice() { return current_device; }
+
 cudaError_t EnqueueKernel(cudaStream_t stream, std::function<void(bool backwards)> run) {
   return Call([&](Machine& machine) {
     if (!Current(machine, stream)) return BadStream(machine, "kernel launch");
@@ -118,6 +120,8 @@ const char* cudaGetErrorName(cudaError_t error) {
     case cudaErrorNoDevice: return "cudaErrorNoDevice";
     case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
     case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
+    case cudaErrorNotReady: return "cudaErrorNotReady";
+    case cudaErrorUnknown: return "cudaErrorUnknown";
     case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
     case cudaErrorMisalignedAddress: return "cudaErrorMisalignedAddress";
   }
@@ -259,6 +263,13 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return Call([&](Machine& machine) {
     if (event->mark != nullptr) machine.RunUntil(*event->mark);
     return machine.sticky_error();
+  });
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  return Call([&](Machine& machine) {
+    const bool reached = event->mark == nullptr || machine.Poll(*event->mark);
+    return machine.sticky_error() == cudaSuccess && !reached ? cudaErrorNotReady : machine.sticky_error();
   });
 }
 
