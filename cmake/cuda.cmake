@@ -19,6 +19,8 @@ if(SHARDMLP_CUDA)
     set(CMAKE_CUDA_FLAGS "${CMAKE_CUDA_FLAGS} --expt-relaxed-constexpr -Werror all-warnings")
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)  # CMake 3.25 knows no later one than 17 of nvcc's
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+    # Debian's packages name /usr/include, which has to be left where a compiler looks for it by itself.
+    list(APPEND CMAKE_CUDA_IMPLICIT_INCLUDE_DIRECTORIES ${CMAKE_CXX_IMPLICIT_INCLUDE_DIRECTORIES})
     set(SHARDMLP_CUDA_FOUND TRUE)
   endif()
   find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
