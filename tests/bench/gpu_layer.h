@@ -36,7 +36,10 @@ double SecondsOf(Backend& backend, double seconds, const Work& work) {
   const auto batch = std::max<int64_t>(1, static_cast<int64_t>(kBatchSeconds / timed(1)));
   double total = 0;
   int64_t runs = 0;
-  for (; total < seconds; runs += batch) total += timed(batch);
+  do {
+    total += timed(batch);
+    runs += batch;
+  } while (total < seconds);
   return total / static_cast<double>(runs);
 }
 
