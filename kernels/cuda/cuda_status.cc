@@ -13,10 +13,10 @@ absl::string_view Function(absl::string_view call) { return call.substr(0, call.
 
 absl::Status ToStatus(cudaError_t error, absl::string_view call) {
   if (error == cudaSuccess) return absl::OkStatus();
+  cudaGetLastError();  // the thread's next launch is not to be taken for it; a device that failed goes on failing
   const std::string message =
       absl::StrCat(Function(call), ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")");
   if (error == cudaErrorMemoryAllocation) {
-    cudaGetLastError();  // it is no failure of the device, and is not to be taken for one later
     return Error(absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory, message);
   }
   return Error(absl::StatusCode::kInternal, Reason::kDeviceFailed, message);

@@ -168,6 +168,7 @@ class NcclGroup final : public ReplicaGroup {
       SHARDMLP_RETURN_IF_ERROR(ToStatus(state, "cudaEventQuery"));
       return true;
     }
+    cudaGetLastError();  // else the thread's next launch would be taken for it
     SHARDMLP_RETURN_IF_ERROR(Settled().status());
     return false;
   }

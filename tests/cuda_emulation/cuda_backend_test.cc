@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -70,6 +71,20 @@ TEST_F(CudaBackendTest, ItsOwnMemoryIsNotPromised) {
   EXPECT_EQ(ReasonOf(first->Allocate(Memory::kDevice, 1).status()), Reason::kOutOfMemory);
   const auto second = MakeCudaBackend().value();
   EXPECT_EQ(ReasonOf(MakeCudaBackend().status()), Reason::kOutOfMemory) << "the device's own refusal";
+}
+
+// The runtime keeps a thread's last error, and gives it to whoever asks next.
+TEST_F(CudaBackendTest, WhatWasRefusedIsNotTakenForAFailureOfTheNextLaunch) {
+  const auto first = MakeCudaBackend().value();
+  const Buffer all = first->Allocate(Memory::kDevice, first->device().memory_bytes).value();
+  const auto second = MakeCudaBackend().value();
+  EXPECT_FALSE(MakeCudaBackend().ok());
+  const DeviceMatrix a(*second, Dense(2, 2, 3), DType::kF32), b(*second, 2, 2, DType::kF64);
+  EXPECT_TRUE(second->Copy(Stream::kCompute, a.view(), b.view()).ok());
+  EXPECT_EQ(b.Read(), Dense(2, 2, 3));
+  std::vector<float> pageable(4);
+  EXPECT_FALSE(second->Copy(Stream::kCompute, a.view(), MatrixView(pageable.data(), 2, 2, DType::kF32)).ok());
+  EXPECT_TRUE(second->Copy(Stream::kCompute, a.view(), b.view()).ok());
 }
 
 // 1 + 2^-12 has 12 bits, of which TF32 keeps 10.

@@ -20,6 +20,12 @@ using shardmlp::emulation::Mark;
 namespace {
 
 thread_local int current_device = 0;
+thread_local cudaError_t last_error = cudaSuccess;
+
+cudaError_t Remember(cudaError_t error) {
+  if (error != cudaSuccess) last_error = error;
+  return error;
+}
 
 // Runs f(machine) for a call of the runtime, unless the device has failed.
 template <typename F>
@@ -27,7 +33,16 @@ cudaError_t Call(const F& f) {
   Machine& machine = Machine::Get();
   const std::lock_guard lock(machine.mutex);
   const cudaError_t error = machine.Enter();
-  return error == cudaSuccess ? f(machine) : error;
+  return Remember(error == cudaSuccess ? f(machine) : error);
+}
+
+// The same for what undoes things, on a device that has failed too; it runs no work.
+template <typename F>
+cudaError_t Undo(const F& f) {
+  Machine& machine = Machine::Get();
+  const std::lock_guard lock(machine.mutex);
+  const cudaError_t error = f(machine);
+  return Remember(error == cudaSuccess ? machine.sticky_error() : error);
 }
 
 cudaError_t Refuse(Machine& machine, cudaError_t error, const std::string& fault) {
@@ -89,7 +104,7 @@ cudaError_t EnqueueKernel(cudaStream_t stream, std::function<void(bool backwards
   return Call([&](Machine& machine) {
     if (!Current(machine, stream)) return BadStream(machine, "kernel launch");
     machine.Enqueue(stream, {std::move(run)});
-    return cudaSuccess;
+    return std::exchange(last_error, cudaSuccess);  // a launch is asked how it went by cudaGetLastError
   });
 }
 
@@ -110,7 +125,12 @@ void CheckAligned(const void* address) {
 
 }  // namespace shardmlp::emulation
 
-cudaError_t cudaGetLastError() { return Machine::Get().sticky_error(); }
+cudaError_t cudaGetLastError() {
+  Machine& machine = Machine::Get();
+  const std::lock_guard lock(machine.mutex);
+  const cudaError_t last = std::exchange(last_error, cudaSuccess);
+  return machine.sticky_error() == cudaSuccess ? last : machine.sticky_error();
+}
 
 const char* cudaGetErrorName(cudaError_t error) {
   switch (error) {
@@ -151,11 +171,11 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 }
 
 cudaError_t cudaSetDevice(int device) {
-  Machine& machine = Machine::Get();
-  const std::lock_guard lock(machine.mutex);
-  if (device < 0 || device >= kDeviceCount) return Refuse(machine, cudaErrorInvalidDevice, "no such device");
-  current_device = device;
-  return machine.sticky_error();
+  return Undo([&](Machine& machine) {
+    if (device < 0 || device >= kDeviceCount) return Refuse(machine, cudaErrorInvalidDevice, "no such device");
+    current_device = device;
+    return cudaSuccess;
+  });
 }
 
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
@@ -177,15 +197,15 @@ cudaError_t cudaMalloc(void** data, size_t bytes) {
 }
 
 cudaError_t cudaFree(void* data) {
-  Machine& machine = Machine::Get();
-  const std::lock_guard lock(machine.mutex);
-  if (data == nullptr) return machine.sticky_error();
-  const AddressSpace::Allocation* const allocation = machine.device_memory().Find(data, 1);
-  const int device = allocation == nullptr ? 0 : allocation->device;
-  const size_t bytes = allocation == nullptr ? 0 : allocation->bytes;
-  if (!machine.device_memory().Free(data)) return Refuse(machine, cudaErrorInvalidValue, "cudaFree: no allocation");
-  machine.used_bytes(device) -= static_cast<int64_t>(bytes);
-  return machine.sticky_error();
+  return Undo([&](Machine& machine) {
+    if (data == nullptr) return cudaSuccess;
+    const AddressSpace::Allocation* const allocation = machine.device_memory().Find(data, 1);
+    const int device = allocation == nullptr ? 0 : allocation->device;
+    const size_t bytes = allocation == nullptr ? 0 : allocation->bytes;
+    if (!machine.device_memory().Free(data)) return Refuse(machine, cudaErrorInvalidValue, "cudaFree: no allocation");
+    machine.used_bytes(device) -= static_cast<int64_t>(bytes);
+    return cudaSuccess;
+  });
 }
 
 cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned /*flags*/) {
@@ -196,10 +216,10 @@ cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned /*flags*/) {
 }
 
 cudaError_t cudaFreeHost(void* data) {
-  Machine& machine = Machine::Get();
-  const std::lock_guard lock(machine.mutex);
-  if (data == nullptr || machine.pinned_memory().Free(data)) return machine.sticky_error();
-  return Refuse(machine, cudaErrorInvalidValue, "cudaFreeHost: no allocation");
+  return Undo([&](Machine& machine) {
+    if (data == nullptr || machine.pinned_memory().Free(data)) return cudaSuccess;
+    return Refuse(machine, cudaErrorInvalidValue, "cudaFreeHost: no allocation");
+  });
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) {
@@ -210,10 +230,10 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) 
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  Machine& machine = Machine::Get();
-  const std::lock_guard lock(machine.mutex);
-  machine.RemoveStream(stream);
-  return machine.sticky_error();
+  return Undo([&](Machine& machine) {
+    machine.RemoveStream(stream);
+    return cudaSuccess;
+  });
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
@@ -240,11 +260,11 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  Machine& machine = Machine::Get();
-  const std::lock_guard lock(machine.mutex);
-  delete event;
-  --machine.object_count();
-  return machine.sticky_error();
+  return Undo([&](Machine& machine) {
+    delete event;
+    --machine.object_count();
+    return cudaSuccess;
+  });
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
