@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
                  absl::StrCat(backend->device().name, " does not compute in ", Name(folder.spec().dtype)));
   }
   SHARDMLP_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(folder.spec(), options, backend->device()));
-  SHARDMLP_RETURN_IF_ERROR(CheckFits(plan, backend->device().memory_bytes));
+  SHARDMLP_RETURN_IF_ERROR(CheckFits(plan, backend->device()));
   auto engine = std::make_unique<ServingEngine>(options, folder.spec(), plan, std::move(backend), std::move(replicas),
                                                 std::move(checkpoints), metrics);
   SHARDMLP_RETURN_IF_ERROR(engine->Start(folder));
