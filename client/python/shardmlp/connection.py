@@ -156,7 +156,8 @@ class Connection:
             )
         dy = _host_rows(dy)
         x = None if x is None else _host_rows(x)
-        from_x = _matrix(dy[:, :0], data=0) if x is None else _matrix(x)
+        nowhere = _native.Matrix(0, dy.shape[0], hidden_size, hidden_size, _DTYPES[dy.dtype])
+        from_x = nowhere if x is None else _matrix(x)
         dx = torch.empty(dy.shape[0], hidden_size, dtype=dy.dtype, device="cpu") if input_gradient else None
         to = _native.Matrix() if dx is None else _matrix(dx)
         session.backward(layer, weights_version, from_x, _matrix(dy), to, weight_gradient, ticket)
@@ -164,8 +165,9 @@ class Connection:
 
     def release(self, ticket: int) -> None:
         """No backward will name ``ticket`` any more. Never blocks or raises, as suits a finalizer."""
-        if self._session is not None and os.getpid() == self._owner:
-            self._session.release(ticket)
+        session = self._session
+        if session is not None and os.getpid() == self._owner:
+            session.release(ticket)
 
     def read_tensor(self, tensor: _native.Tensor) -> tuple[torch.Tensor, int]:
         """The server's weights now, on the host, in the file's shape and the served dtype, and their version."""
@@ -218,7 +220,6 @@ def _host_rows(t: torch.Tensor) -> torch.Tensor:
     return t if dense else t.contiguous()
 
 
-def _matrix(t: torch.Tensor, data: int | None = None) -> _native.Matrix:
-    """``t``, or one of its shape at ``data``."""
+def _matrix(t: torch.Tensor) -> _native.Matrix:
     rows, cols = t.shape
-    return _native.Matrix(t.data_ptr() if data is None else data, rows, cols, max(t.stride(0), cols), _DTYPES[t.dtype])
+    return _native.Matrix(t.data_ptr(), rows, cols, max(t.stride(0), cols), _DTYPES[t.dtype])

@@ -56,7 +56,7 @@ class Step:
                 raise
             if error.reason != "TICKET_MISSING" and layer is not None and not self.connection(layer).run.train:
                 self.connection(layer).reopen_session()
-                return call()
+                return self.guard(call)  # which has no ticket there
             self.forget()
             self._servers.discard(str(error))
             raise StepAborted(
