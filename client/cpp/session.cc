@@ -91,16 +91,6 @@ ClientPosition Session::MoveTo(const ClientPosition& position) {
   return position;
 }
 
-absl::StatusOr<int64_t> Session::Forward(int layer, ConstMatrixView x, MatrixView y) {
-  SHARDMLP_ASSIGN_OR_RETURN(const Forwarded forwarded, RunForward(layer, x, y, std::nullopt));
-  return forwarded.weights_version;
-}
-
-absl::StatusOr<Forwarded> Session::ForwardKeeping(int layer, ConstMatrixView x, MatrixView y,
-                                                  ClientKeepInput keep_input) {
-  return RunForward(layer, x, y, keep_input);
-}
-
 void Session::Release(int64_t ticket) {
   absl::MutexLock lock(&mutex_);
   released_tickets_.push_back(ticket);
@@ -118,8 +108,7 @@ void Session::Forget(const std::vector<int64_t>& tickets) {
   std::erase_if(released_tickets_, [&](int64_t ticket) { return absl::c_linear_search(tickets, ticket); });
 }
 
-absl::StatusOr<Forwarded> Session::RunForward(int layer, ConstMatrixView x, MatrixView y,
-                                              std::optional<ClientKeepInput> keep_input) {
+absl::StatusOr<Forwarded> Session::Forward(int layer, ConstMatrixView x, MatrixView y, const ForwardOptions& options) {
   SHARDMLP_ASSIGN_OR_RETURN(const ClientLayer* const found, FindLayer(model_, layer));
   SHARDMLP_RETURN_IF_ERROR(CheckMatrix("x", x, x.rows, found->hidden_size, x.dtype));
   SHARDMLP_RETURN_IF_ERROR(CheckMatrix("y", y, x.rows, found->output_size, x.dtype));
@@ -130,8 +119,8 @@ absl::StatusOr<Forwarded> Session::RunForward(int layer, ConstMatrixView x, Matr
   header.set_layer(layer);
   header.set_row_count(x.rows);
   header.set_dtype(ToProto(x.dtype));
-  if (keep_input.has_value()) {
-    header.set_keep_input(ToProto(*keep_input));
+  if (options.keep_input.has_value()) {
+    header.set_keep_input(ToProto(*options.keep_input));
     header.set_call_id(next_call_id_.fetch_add(1));
   }
   const std::vector<int64_t> released = ReleasedTickets();
@@ -142,6 +131,7 @@ absl::StatusOr<Forwarded> Session::RunForward(int layer, ConstMatrixView x, Matr
   SetEnds(request, call);
   call.inputs = {x};
   call.output = y;
+  call.hooks = options.hooks;
   SHARDMLP_ASSIGN_OR_RETURN(call.rows_per_shard, ShardRowCount(model_, found->hidden_size * SizeOf(x.dtype)));
   SHARDMLP_ASSIGN_OR_RETURN(
       const v1::ForwardEnd end,
@@ -151,7 +141,8 @@ absl::StatusOr<Forwarded> Session::RunForward(int layer, ConstMatrixView x, Matr
 }
 
 absl::Status Session::Backward(int layer, int64_t weights_version, ConstMatrixView x, ConstMatrixView dy, MatrixView dx,
-                               bool weight_gradient, int64_t ticket) {
+                               const BackwardOptions& options) {
+  const auto& [weight_gradient, ticket, hooks] = options;
   SHARDMLP_ASSIGN_OR_RETURN(const ClientLayer* const found, FindLayer(model_, layer));
   const bool x_dropped = x.data == nullptr && !x.empty() && ticket != 0;
   if (!x_dropped) SHARDMLP_RETURN_IF_ERROR(CheckMatrix("x", x, x.rows, found->hidden_size, x.dtype));
@@ -173,10 +164,10 @@ absl::Status Session::Backward(int layer, int64_t weights_version, ConstMatrixVi
   header.set_weight_gradient(weight_gradient);
   header.set_ticket(ticket);
   const ConstMatrixView sent_x = ticket == 0 ? x : ConstMatrixView(nullptr, x.rows, 0, x.dtype);
-  absl::Status status = RunBackward(header, sent_x, dy, dx);
+  absl::Status status = RunBackward(header, sent_x, dy, dx, hooks);
   if (ticket != 0 && !x_dropped && ReasonOf(status) == Reason::kTicketMissing) {
     header.clear_ticket();
-    status = RunBackward(header, x, dy, dx);
+    status = RunBackward(header, x, dy, dx, hooks);
   }
   SHARDMLP_RETURN_IF_ERROR(status);
   if (!weight_gradient) return absl::OkStatus();
@@ -187,7 +178,7 @@ absl::Status Session::Backward(int layer, int64_t weights_version, ConstMatrixVi
 }
 
 absl::Status Session::RunBackward(const v1::BackwardHeader& header, ConstMatrixView x, ConstMatrixView dy,
-                                  MatrixView dx) {
+                                  MatrixView dx, const RowHooks& hooks) {
   v1::BackwardRequest request;
   *request.mutable_header() = header;
   const std::vector<int64_t> released = ReleasedTickets();
@@ -197,6 +188,7 @@ absl::Status Session::RunBackward(const v1::BackwardHeader& header, ConstMatrixV
   SetEnds(request, call);
   call.inputs = {x, dy};
   call.output = dx;
+  call.hooks = hooks;
   SHARDMLP_ASSIGN_OR_RETURN(call.rows_per_shard, ShardRowCount(model_, (x.cols + dy.cols) * SizeOf(x.dtype)));
   SHARDMLP_RETURN_IF_ERROR(
       RunWithRetries<v1::BackwardEnd>(connections_, absl::StrCat("Backward of layer ", header.layer()), call).status());

@@ -22,6 +22,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "client/cpp/row_hooks.h"
 #include "client/cpp/served_model.h"
 #include "kernels/matrix.h"
 #include "kernels/optimizer.h"
@@ -67,6 +68,20 @@ enum class ClientKeepInput {
   kPinned,  // until Release, or the session ends, or the weights change: the caller may drop x
 };
 
+struct ForwardOptions {
+  // For a backward. Only where one may follow: until then it takes room on the server.
+  std::optional<ClientKeepInput> keep_input = {};
+  RowHooks hooks = {};
+};
+
+struct BackwardOptions {
+  bool weight_gradient = true;  // false: asks for none on the server
+  // The forward's, where it has one. x is then sent only where the server does not have it any more; where x has no
+  // data (a pinned one that the caller dropped), that is FAILED_PRECONDITION (TICKET_MISSING).
+  int64_t ticket = 0;
+  RowHooks hooks = {};
+};
+
 // What a forward leaves for its backward.
 struct Forwarded {
   int64_t weights_version = 0;
@@ -90,19 +105,15 @@ class Session {
   // ended under this session is noticed (ABORTED) and never slipped past.
   ClientPosition position() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // y = MLP(x). x [T, H], y [T, O] of one dtype, any row stride. Returns the weights version for Backward.
-  absl::StatusOr<int64_t> Forward(int layer, ConstMatrixView x, MatrixView y);
-  // The same, and asks the server to keep x for a backward. Only where one may follow: until then it takes room there.
-  // FAILED_PRECONDITION (STASH_FULL) where there is no room for what is to be pinned.
-  absl::StatusOr<Forwarded> ForwardKeeping(int layer, ConstMatrixView x, MatrixView y, ClientKeepInput keep_input);
+  // y = MLP(x). x [T, H], y [T, O] of one dtype, any row stride. FAILED_PRECONDITION (STASH_FULL) where there is no
+  // room for an x that is to be pinned.
+  absl::StatusOr<Forwarded> Forward(int layer, ConstMatrixView x, MatrixView y, const ForwardOptions& options = {});
+  // dx = the input gradient; adds (+=) the weight gradients to the open step. x [T, H], dy [T, O], dx [T, H] of one
+  // dtype. An empty dx with T > 0 asks for no input gradient. `weights_version`: the forward's.
+  absl::Status Backward(int layer, int64_t weights_version, ConstMatrixView x, ConstMatrixView dy, MatrixView dx,
+                        const BackwardOptions& options = {});
   // No backward will name `ticket` any more. Never blocks: the server hears of it with the next call.
   void Release(int64_t ticket) ABSL_LOCKS_EXCLUDED(mutex_);
-  // dx = the input gradient; adds (+=) the weight gradients to the open step. x [T, H], dy [T, O], dx [T, H] of one
-  // dtype. An empty dx with T > 0 asks for no input gradient; `weight_gradient` false asks for none on the server.
-  // `ticket`: the forward's, where it has one. x is then sent only where the server does not have it any more; where x
-  // has no data (a pinned one that the caller dropped), that is FAILED_PRECONDITION (TICKET_MISSING).
-  absl::Status Backward(int layer, int64_t weights_version, ConstMatrixView x, ConstMatrixView dy, MatrixView dx,
-                        bool weight_gradient = true, int64_t ticket = 0);
 
   // Says that all backward calls of this step were made, and waits for the other trainers.
   absl::StatusOr<SealedStep> SealStep();
@@ -120,13 +131,12 @@ class Session {
   absl::Status Close();
 
  private:
-  absl::StatusOr<Forwarded> RunForward(int layer, ConstMatrixView x, MatrixView y,
-                                       std::optional<ClientKeepInput> keep_input);
   std::vector<int64_t> ReleasedTickets() const ABSL_LOCKS_EXCLUDED(mutex_);
   // The server has heard of `tickets`.
   void Forget(const std::vector<int64_t>& tickets) ABSL_LOCKS_EXCLUDED(mutex_);
   // `x` [T, 0] where the header names a ticket.
-  absl::Status RunBackward(const v1::BackwardHeader& header, ConstMatrixView x, ConstMatrixView dy, MatrixView dx);
+  absl::Status RunBackward(const v1::BackwardHeader& header, ConstMatrixView x, ConstMatrixView dy, MatrixView dx,
+                           const RowHooks& hooks);
   ClientPosition MoveTo(const ClientPosition& position) ABSL_LOCKS_EXCLUDED(mutex_);
 
   Connections& connections_;

@@ -39,15 +39,15 @@ TEST_P(LayoutTest, ForwardAndBackwardMoveEveryRow) {
   MatrixData x(rows, kHidden, dtype, gap);
   MatrixData y(rows, kOutput, dtype, gap + 1);
   x.Fill(1);
-  const auto version = connected.session->Forward(0, x.view(), y.view());
-  ASSERT_TRUE(version.ok()) << version.status();
-  EXPECT_EQ(*version, 11);
+  const auto forwarded = connected.session->Forward(0, x.view(), y.view());
+  ASSERT_TRUE(forwarded.ok()) << forwarded.status();
+  EXPECT_EQ(forwarded->weights_version, 11);
   ExpectForward(x, y);
 
   MatrixData dy(rows, kOutput, dtype, gap);
   MatrixData dx(rows, kHidden, dtype, gap + 2);
   dy.Fill(2);
-  ASSERT_TRUE(connected.session->Backward(0, *version, x.view(), dy.view(), dx.view()).ok());
+  ASSERT_TRUE(connected.session->Backward(0, forwarded->weights_version, x.view(), dy.view(), dx.view()).ok());
   ExpectBackward(x, dy, dx);
   EXPECT_EQ(server.counted_rows(), rows);
   EXPECT_EQ(connected.session->pending_row_count(), rows);
@@ -68,8 +68,8 @@ TEST(ForwardBackwardTest, HeadersSayWhatTheCallIs) {
   MatrixData dx(5, kHidden, DType::kBF16);
   ASSERT_TRUE(connected.session->Forward(0, x.view(), y.view()).ok());
   ASSERT_TRUE(connected.session->Backward(0, 11, x.view(), y.view(), dx.view()).ok());
-  ASSERT_TRUE(connected.session->Backward(0, 12, x.view(), y.view(), {}, true).ok());
-  ASSERT_TRUE(connected.session->Backward(0, 13, x.view(), y.view(), dx.view(), false).ok());
+  ASSERT_TRUE(connected.session->Backward(0, 12, x.view(), y.view(), {}).ok());
+  ASSERT_TRUE(connected.session->Backward(0, 13, x.view(), y.view(), dx.view(), {.weight_gradient = false}).ok());
 
   std::vector<fake::SeenCall> calls;
   for (const fake::SeenCall& call : server.calls()) {
@@ -104,7 +104,7 @@ TEST(ForwardBackwardTest, ATicketThatIsMissingIsAnsweredWithX) {
   Connected connected(server.target());
   MatrixData x(5, kHidden, DType::kF32), y(5, kOutput, DType::kF32);
   MatrixData dy(5, kOutput, DType::kF32), dx(5, kHidden, DType::kF32);
-  const auto kept = connected.session->ForwardKeeping(0, x.Fill(1).view(), y.view(), ClientKeepInput::kIfRoom);
+  const auto kept = connected.session->Forward(0, x.Fill(1).view(), y.view(), {.keep_input = ClientKeepInput::kIfRoom});
   ASSERT_TRUE(kept.ok()) << kept.status();
   EXPECT_EQ(kept->ticket, 77);
   EXPECT_EQ(kept->weights_version, 11);
@@ -114,7 +114,7 @@ TEST(ForwardBackwardTest, ATicketThatIsMissingIsAnsweredWithX) {
     return fake::Refuse(absl::StatusCode::kFailedPrecondition, Reason::kTicketMissing, "gone");
   });
   const absl::Status status =
-      connected.session->Backward(0, 11, x.view(), dy.Fill(2).view(), dx.view(), true, kept->ticket);
+      connected.session->Backward(0, 11, x.view(), dy.Fill(2).view(), dx.view(), {.ticket = kept->ticket});
   ASSERT_TRUE(status.ok()) << status;
   ExpectBackward(x, dy, dx);
   std::vector<v1::BackwardHeader> headers;
@@ -145,7 +145,7 @@ TEST(ForwardBackwardTest, AReleasedTicketIsToldWithTheNextCallThatArrives) {
   Connected connected(server.target());
   MatrixData x(5, kHidden, DType::kF32), y(5, kOutput, DType::kF32);
   MatrixData dy(5, kOutput, DType::kF32), dx(5, kHidden, DType::kF32);
-  const auto pinned = connected.session->ForwardKeeping(0, x.view(), y.view(), ClientKeepInput::kPinned);
+  const auto pinned = connected.session->Forward(0, x.view(), y.view(), {.keep_input = ClientKeepInput::kPinned});
   ASSERT_TRUE(pinned.ok()) << pinned.status();
   EXPECT_EQ(server.calls().back().forward.keep_input(), v1::KEEP_INPUT_PINNED);
   connected.session->Release(77);
@@ -156,7 +156,7 @@ TEST(ForwardBackwardTest, AReleasedTicketIsToldWithTheNextCallThatArrives) {
     return fake::Refuse(absl::StatusCode::kFailedPrecondition, Reason::kTicketMissing, "gone");
   });
   const MatrixView dropped(nullptr, 5, kHidden, DType::kF32);
-  const absl::Status missing = connected.session->Backward(0, 11, dropped, dy.view(), dx.view(), true, 77);
+  const absl::Status missing = connected.session->Backward(0, 11, dropped, dy.view(), dx.view(), {.ticket = 77});
   EXPECT_EQ(ReasonOf(missing), Reason::kTicketMissing);
   EXPECT_EQ(connected.session->pending_row_count(), 0);
   ASSERT_TRUE(connected.session->Forward(0, x.view(), y.view()).ok());
@@ -181,7 +181,7 @@ TEST(ForwardBackwardTest, AForwardThatIsSentAgainSaysSo) {
     return fake::Refuse(absl::StatusCode::kUnavailable, Reason::kWeightsChanged, "send it again");
   });
   for (int n = 0; n < 2; ++n) {
-    ASSERT_TRUE(connected.session->ForwardKeeping(0, x.view(), y.view(), ClientKeepInput::kPinned).ok());
+    ASSERT_TRUE(connected.session->Forward(0, x.view(), y.view(), {.keep_input = ClientKeepInput::kPinned}).ok());
   }
   std::vector<int64_t> call_ids;
   for (const fake::SeenCall& call : server.calls()) {
@@ -198,7 +198,7 @@ TEST(ForwardBackwardTest, BackwardOfNothingCostsNoCall) {
   Connected connected(server.target());
   MatrixData x(5, kHidden, DType::kF32);
   MatrixData dy(5, kOutput, DType::kF32);
-  EXPECT_TRUE(connected.session->Backward(0, 11, x.view(), dy.view(), {}, false).ok());
+  EXPECT_TRUE(connected.session->Backward(0, 11, x.view(), dy.view(), {}, {.weight_gradient = false}).ok());
   EXPECT_EQ(server.Count("Backward"), 0);
 }
 

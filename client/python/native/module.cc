@@ -6,9 +6,11 @@
 #include <xxhash.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -104,6 +106,22 @@ void DefineStep(py::module_& module) {
       .def_readonly("non_finite_origin", &SealedStep::non_finite_origin);
 }
 
+// `callback` (a row's index -> None), or nothing for None. What it raises is left to the thread's WithoutGil. Refers to
+// `callback`, which must outlive it.
+std::function<absl::Status(int64_t)> Hook(const py::object& callback) {
+  if (callback.is_none()) return {};
+  return [&callback](int64_t row_end) -> absl::Status {
+    const py::gil_scoped_acquire acquire;
+    try {
+      callback(row_end);
+    } catch (py::error_already_set& error) {
+      error.restore();
+      return Error(absl::StatusCode::kCancelled, Reason::kCancelled, "a copy of rows failed");
+    }
+    return absl::OkStatus();
+  };
+}
+
 void DefineSession(py::module_& module) {
   py::enum_<ClientKeepInput>(module, "KeepInput")
       .value("if_room", ClientKeepInput::kIfRoom)
@@ -114,25 +132,24 @@ void DefineSession(py::module_& module) {
       .def(
           "forward",
           [](Session& session, int layer, const MatrixView& x, const MatrixView& y,
-             std::optional<ClientKeepInput> keep_input) {
-            return WithoutGil([&]() -> absl::StatusOr<std::pair<int64_t, int64_t>> {
-              if (!keep_input.has_value()) {
-                SHARDMLP_ASSIGN_OR_RETURN(const int64_t weights_version, session.Forward(layer, x, y));
-                return std::pair(weights_version, int64_t{0});
-              }
-              SHARDMLP_ASSIGN_OR_RETURN(const Forwarded forwarded, session.ForwardKeeping(layer, x, y, *keep_input));
-              return std::pair(forwarded.weights_version, forwarded.ticket);
-            });
+             std::optional<ClientKeepInput> keep_input, const py::object& await_inputs,
+             const py::object& output_arrived) {
+            const ForwardOptions options{keep_input, {Hook(await_inputs), Hook(output_arrived)}};
+            const Forwarded forwarded = WithoutGil([&] { return session.Forward(layer, x, y, options); });
+            return std::pair(forwarded.weights_version, forwarded.ticket);
           },
-          py::arg("layer"), py::arg("x"), py::arg("y"), py::arg("keep_input"))
+          py::arg("layer"), py::arg("x"), py::arg("y"), py::arg("keep_input"), py::arg("await_inputs"),
+          py::arg("output_arrived"))
       .def(
           "backward",
           [](Session& session, int layer, int64_t weights_version, const MatrixView& x, const MatrixView& dy,
-             const MatrixView& dx, bool weight_gradient, int64_t ticket) {
-            WithoutGil([&] { return session.Backward(layer, weights_version, x, dy, dx, weight_gradient, ticket); });
+             const MatrixView& dx, bool weight_gradient, int64_t ticket, const py::object& await_inputs,
+             const py::object& output_arrived) {
+            const BackwardOptions options{weight_gradient, ticket, {Hook(await_inputs), Hook(output_arrived)}};
+            WithoutGil([&] { return session.Backward(layer, weights_version, x, dy, dx, options); });
           },
           py::arg("layer"), py::arg("weights_version"), py::arg("x"), py::arg("dy"), py::arg("dx"),
-          py::arg("weight_gradient"), py::arg("ticket"))
+          py::arg("weight_gradient"), py::arg("ticket"), py::arg("await_inputs"), py::arg("output_arrived"))
       .def("release", &Session::Release, py::arg("ticket"))
       .def("seal_step", [](Session& session) { return WithoutGil([&] { return session.SealStep(); }); })
       .def(

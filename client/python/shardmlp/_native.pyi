@@ -1,4 +1,5 @@
 import enum
+from collections.abc import Callable
 
 class DType(enum.Enum):
     f32 = ...
@@ -82,9 +83,26 @@ class KeepInput(enum.Enum):
 class Session:
     position: Position
     pending_row_count: int
-    def forward(self, layer: int, x: Matrix, y: Matrix, keep_input: KeepInput | None) -> tuple[int, int]: ...
+    def forward(
+        self,
+        layer: int,
+        x: Matrix,
+        y: Matrix,
+        keep_input: KeepInput | None,
+        await_inputs: Callable[[int], None] | None,
+        output_arrived: Callable[[int], None] | None,
+    ) -> tuple[int, int]: ...
     def backward(
-        self, layer: int, weights_version: int, x: Matrix, dy: Matrix, dx: Matrix, weight_gradient: bool, ticket: int
+        self,
+        layer: int,
+        weights_version: int,
+        x: Matrix,
+        dy: Matrix,
+        dx: Matrix,
+        weight_gradient: bool,
+        ticket: int,
+        await_inputs: Callable[[int], None] | None,
+        output_arrived: Callable[[int], None] | None,
     ) -> None: ...
     def release(self, ticket: int) -> None: ...
     def seal_step(self) -> SealedStep: ...

@@ -11,6 +11,7 @@ import torch
 
 from . import _native
 from .errors import Error
+from .staging import Incoming, Outgoing
 
 _DTYPES = {
     torch.float32: _native.DType.f32,
@@ -123,14 +124,16 @@ class Connection:
     def forward(
         self, layer: int, x: torch.Tensor, output_size: int, keep_input: _native.KeepInput | None = None
     ) -> tuple[torch.Tensor, int, int]:
-        """y [T, O] from x [T, H], in x's dtype; the weights version it was computed with; and the ticket of x in the
-        server's stash, 0 where it is not kept."""
+        """y [T, O] from x [T, H], in x's dtype and on its device; the weights version it was computed with; and the
+        ticket of x in the server's stash, 0 where it is not kept."""
         session = self.session
-        x = _host_rows(x)
-        y = torch.empty(x.shape[0], output_size, dtype=x.dtype, device="cpu")
+        sent, y = Outgoing(x), Incoming(x.shape[0], output_size, x.dtype, x.device)
         if self.model.memory.stash_bytes == 0:
             keep_input = None
-        return y, *session.forward(layer, _matrix(x), _matrix(y), keep_input)
+        forwarded = session.forward(
+            layer, _matrix(sent.host[0]), _matrix(y.host), keep_input, sent.await_rows, y.arrived
+        )
+        return y.rows(), *forwarded
 
     def backward(
         self,
@@ -144,8 +147,8 @@ class Connection:
         input_gradient: bool,
         weight_gradient: bool,
     ) -> torch.Tensor | None:
-        """dx [T, H], or None where it is not asked for, from x [T, H] and dy [T, O] of one dtype. x travels only where
-        the server's stash has nothing under ``ticket``; None: it is nowhere else."""
+        """dx [T, H], or None where it is not asked for, from x [T, H] and dy [T, O] of one dtype and device. x travels
+        only where the server's stash has nothing under ``ticket``; None: it is nowhere else."""
         session = self.session
         if weight_gradient and not self.run.train:
             raise Error(
@@ -154,14 +157,16 @@ class Connection:
                 "FAILED_PRECONDITION",
                 "FROZEN",
             )
-        dy = _host_rows(dy)
-        x = None if x is None else _host_rows(x)
+        sent = Outgoing(dy) if x is None else Outgoing(dy, x)
+        from_dy = _matrix(sent.host[0])
         nowhere = _native.Matrix(0, dy.shape[0], hidden_size, hidden_size, _DTYPES[dy.dtype])
-        from_x = nowhere if x is None else _matrix(x)
-        dx = torch.empty(dy.shape[0], hidden_size, dtype=dy.dtype, device="cpu") if input_gradient else None
-        to = _native.Matrix() if dx is None else _matrix(dx)
-        session.backward(layer, weights_version, from_x, _matrix(dy), to, weight_gradient, ticket)
-        return dx
+        from_x = nowhere if x is None else _matrix(sent.host[1])
+        dx = Incoming(dy.shape[0], hidden_size if input_gradient else 0, dy.dtype, dy.device)
+        to = _matrix(dx.host) if input_gradient else _native.Matrix()
+        session.backward(
+            layer, weights_version, from_x, from_dy, to, weight_gradient, ticket, sent.await_rows, dx.arrived
+        )
+        return dx.rows() if input_gradient else None
 
     def release(self, ticket: int) -> None:
         """No backward will name ``ticket`` any more. Never blocks or raises, as suits a finalizer."""
@@ -211,13 +216,6 @@ def check_dtype(dtype: torch.dtype) -> None:
     """Raises TypeError for an element type that does not travel."""
     if dtype not in _DTYPES:
         raise TypeError(f"got a {dtype} tensor; a remote MLP takes float32, bfloat16, float16 or float64")
-
-
-def _host_rows(t: torch.Tensor) -> torch.Tensor:
-    """[T, C] on the host, each row dense; copied only where it is not so already."""
-    t = t.detach().cpu()
-    dense = t.stride(1) == 1 and (t.shape[0] <= 1 or t.stride(0) >= t.shape[1])
-    return t if dense else t.contiguous()
 
 
 def _matrix(t: torch.Tensor) -> _native.Matrix:

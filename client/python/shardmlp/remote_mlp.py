@@ -186,7 +186,7 @@ class RemoteMLP(Placeholder):
         )
         # No view, since one that an operator returns can't be changed in place, as Falcon does with an MLP's output.
         y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], layer.output_size))
-        return y.to(x.device), weights_version, ticket
+        return y, weights_version, ticket
 
     def differentiate(
         self,
@@ -223,7 +223,7 @@ class RemoteMLP(Placeholder):
         )
         if weight_gradient:
             step.give(wanted)
-        return None if dx is None else dx.reshape(*dy.shape[:-1], layer.hidden_size).to(dy.device)
+        return None if dx is None else dx.reshape(*dy.shape[:-1], layer.hidden_size)
 
     def release(self, ticket: int) -> None:
         """No backward will name ``ticket`` any more."""
