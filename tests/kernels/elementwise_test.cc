@@ -76,7 +76,7 @@ class ElementwiseTest : public BackendTest {
     const DeviceMatrix device_m(backend(), m, dtype, 5);
     const DeviceMatrix sum(backend(), before, AccumulatorOf(dtype));
     ASSERT_TRUE(backend().AddColumnSums(device_m.view(), sum.view()).ok());
-    EXPECT_LE(RelativeDifference(sum.Read(), expected), dtype == DType::kF64 ? 1e-13 : 1e-6);
+    EXPECT_LE(RelativeDifference(sum.Read(), expected), dtype == DType::kF64 ? 1e-14 : 1e-6);
   }
 
   double SumOfSquares(const DeviceMatrix& m) {
