@@ -46,7 +46,7 @@ class AddressSpace {
   void Lock();
 
  private:
-  static constexpr size_t kBytes = size_t{1} << 36;
+  static constexpr size_t kBytes = size_t{1} << 37;
 
   void Protect(const Allocation& allocation, bool open);
 

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,11 +14,23 @@
 #include "launch.h"
 #include "tests/cuda_emulation/emulation.h"
 #include "tests/kernels/device_matrix.h"
+#include "tests/kernels/layer.h"
 
 namespace shardmlp::testing {
 namespace {
 
 using ::testing::HasSubstr;
+
+using DeviceMemory = std::unique_ptr<void, Destroy<cudaFree>>;
+
+// Whatever is free on the current device, less `bytes`.
+DeviceMemory TakeAllBut(size_t bytes) {
+  size_t free_bytes = 0, total_bytes = 0;
+  EXPECT_EQ(cudaMemGetInfo(&free_bytes, &total_bytes), cudaSuccess);
+  void* data = nullptr;
+  EXPECT_EQ(cudaMalloc(&data, free_bytes - bytes), cudaSuccess);
+  return DeviceMemory(data);
+}
 
 class CudaBackendTest : public ::testing::Test {
  protected:
@@ -69,22 +82,21 @@ TEST_F(CudaBackendTest, ItsOwnMemoryIsNotPromised) {
   EXPECT_LT(first->device().memory_bytes, emulation::kDeviceBytes);
   const Buffer all = first->Allocate(Memory::kDevice, first->device().memory_bytes).value();
   EXPECT_EQ(ReasonOf(first->Allocate(Memory::kDevice, 1).status()), Reason::kOutOfMemory);
-  const auto second = MakeCudaBackend().value();
+  const DeviceMemory rest = TakeAllBut(0);
   EXPECT_EQ(ReasonOf(MakeCudaBackend().status()), Reason::kOutOfMemory) << "the device's own refusal";
 }
 
 // The runtime keeps a thread's last error, and gives it to whoever asks next.
 TEST_F(CudaBackendTest, WhatWasRefusedIsNotTakenForAFailureOfTheNextLaunch) {
-  const auto first = MakeCudaBackend().value();
-  const Buffer all = first->Allocate(Memory::kDevice, first->device().memory_bytes).value();
-  const auto second = MakeCudaBackend().value();
+  const auto backend = MakeCudaBackend().value();
+  const DeviceMemory rest = TakeAllBut(1 << 20);
   EXPECT_FALSE(MakeCudaBackend().ok());
-  const DeviceMatrix a(*second, Dense(2, 2, 3), DType::kF32), b(*second, 2, 2, DType::kF64);
-  EXPECT_TRUE(second->Copy(Stream::kCompute, a.view(), b.view()).ok());
+  const DeviceMatrix a(*backend, Dense(2, 2, 3), DType::kF32), b(*backend, 2, 2, DType::kF64);
+  EXPECT_TRUE(backend->Copy(Stream::kCompute, a.view(), b.view()).ok());
   EXPECT_EQ(b.Read(), Dense(2, 2, 3));
   std::vector<float> pageable(4);
-  EXPECT_FALSE(second->Copy(Stream::kCompute, a.view(), MatrixView(pageable.data(), 2, 2, DType::kF32)).ok());
-  EXPECT_TRUE(second->Copy(Stream::kCompute, a.view(), b.view()).ok());
+  EXPECT_FALSE(backend->Copy(Stream::kCompute, a.view(), MatrixView(pageable.data(), 2, 2, DType::kF32)).ok());
+  EXPECT_TRUE(backend->Copy(Stream::kCompute, a.view(), b.view()).ok());
 }
 
 // 1 + 2^-12 has 12 bits, of which TF32 keeps 10.
@@ -97,6 +109,41 @@ TEST_F(CudaBackendTest, F32ProductsAreInF32UnlessTf32IsAskedFor) {
     ASSERT_TRUE(backend->MatMul({.a = a.view(), .b = b.view(), .c = c.view()}).ok());
     EXPECT_EQ(c.Read(), Dense(2, 2, tf32 ? 2 : 2 * x));
   }
+}
+
+// Two rows that lie 2^32 elements apart, of which the pages between are never touched.
+TEST_F(CudaBackendTest, IndexesBeyond32Bits) {
+  constexpr int64_t kStride = int64_t{1} << 32;
+  const auto backend = MakeCudaBackend().value();
+  const Buffer memory = backend->Allocate(Memory::kDevice, (kStride + 64) * 4).value();
+  const auto far_rows = [&](int64_t begin, int64_t cols) {
+    return MatrixView(memory.data(), 2, kStride, kStride, DType::kF32).Cols(begin, cols);
+  };
+  const auto copy_row = [&](ConstMatrixView from, MatrixView to) {
+    ASSERT_TRUE(backend->Copy(Stream::kCompute, from, to).ok());
+    Finish(*backend, Stream::kCompute);
+  };
+  MlpConfig config;
+  config.hidden_size = 13;
+  config.intermediate_size = 37;
+  config.output_size = 7;
+  const NaiveMlp mlp = RandomMlp(*backend, config, 1);
+  const Dense x = RandomDense(2, 13, 5), dy = RandomDense(2, 7, 6);
+  const DeviceMatrix near_x(*backend, x, DType::kF32), near_dy(*backend, dy, DType::kF32);
+  const DeviceMatrix near_y(*backend, 2, 7, DType::kF32), near_dx(*backend, 2, 13, DType::kF32);
+  for (int64_t row = 0; row < 2; ++row) {
+    copy_row(near_x.view().Rows(row, 1), far_rows(0, 13).Rows(row, 1));
+    copy_row(near_dy.view().Rows(row, 1), far_rows(16, 7).Rows(row, 1));
+  }
+  Layer layer(*backend, config, mlp);
+  ASSERT_TRUE(layer.Forward(far_rows(0, 13), far_rows(32, 7)).ok());
+  ASSERT_TRUE(layer.Backward(far_rows(0, 13), far_rows(16, 7), far_rows(48, 13)).ok());
+  for (int64_t row = 0; row < 2; ++row) {
+    copy_row(far_rows(32, 7).Rows(row, 1), near_y.view().Rows(row, 1));
+    copy_row(far_rows(48, 13).Rows(row, 1), near_dx.view().Rows(row, 1));
+  }
+  EXPECT_LE(RelativeDifference(near_y.Read(), NaiveForward(mlp, x)), 1e-5);
+  EXPECT_LE(RelativeDifference(layer.Gradients(near_dx.Read()), NaiveBackward(mlp, x, dy)), 1e-5);
 }
 
 // Writes where there is no memory.

@@ -23,7 +23,7 @@
 namespace shardmlp::emulation {
 
 inline constexpr int kDeviceCount = 4;
-inline constexpr int64_t kDeviceBytes = int64_t{4} << 30;
+inline constexpr int64_t kDeviceBytes = int64_t{24} << 30;
 
 // From here on the order of work is drawn from `seed`.
 void SetSeed(uint64_t seed);
