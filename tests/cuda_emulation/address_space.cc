@@ -48,6 +48,7 @@ void* AddressSpace::Allocate(size_t bytes, int device) {
   std::memset(allocation.data, 0xff, std::min(size, kPoisonedBytes));
   if (locked_) Protect(allocation, false);
   allocations_[allocation.data] = allocation;
+  opened_.reserve(allocations_.size());  // a signal handler, which Open is called in, may not allocate
   return allocation.data;
 }
 

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
@@ -156,9 +157,12 @@ TEST_P(NcclGroupTest, AHungPeerEndsACollectiveInTime) {
 
 // The others hear of a rank that is gone, and are not left with a part of a sum.
 TEST_P(NcclGroupTest, APeerThatGoesAwayEndsACollectiveOfTheOthers) {
+  absl::BlockingCounter summing(3);
   OnRanks(3, [&](const Rank& r) {
     const DeviceMatrix m(r.backend, Dense(3, 4, 1), DType::kF32);
     ASSERT_TRUE(r.group.AllReduceSum({m.view()}).ok());
+    summing.DecrementCount();
+    if (r.rank == 2) summing.Wait();
     if (r.rank == 2) return r.group.Abort(absl::AbortedError("enough"));
     ExpectLost(r.group.AllReduceSum({m.view()}), "ncclRemoteError");
     EXPECT_EQ(m.Read(), Dense(3, 4, 3));
