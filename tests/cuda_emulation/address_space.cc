@@ -41,6 +41,7 @@ AddressSpace::~AddressSpace() { munmap(begin_, kBytes); }
 void* AddressSpace::Allocate(size_t bytes, int device) {
   const size_t size = RoundUp(std::max<size_t>(bytes, 1), kAlignment);
   const size_t page_bytes = RoundUp(size, kPage);
+  if (allocations_.empty() && next_ > begin_ + kBytes / 2) next_ = begin_ + kPage;  // a test that is repeated for long
   Require(next_ + page_bytes + kPage < begin_ + kBytes, "emulated address space is used up");
   Allocation allocation{next_ + page_bytes - size, bytes, device, next_, page_bytes};
   next_ += page_bytes + kPage;
@@ -48,6 +49,7 @@ void* AddressSpace::Allocate(size_t bytes, int device) {
   std::memset(allocation.data, 0xff, std::min(size, kPoisonedBytes));
   if (locked_) Protect(allocation, false);
   allocations_[allocation.data] = allocation;
+  opened_.reserve(allocations_.size());  // a signal handler, which Open is called in, may not allocate
   return allocation.data;
 }
 

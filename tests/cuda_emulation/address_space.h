@@ -39,8 +39,8 @@ class AddressSpace {
   const std::string& name() const { return name_; }
 
   void SetLocked(bool locked);
-  // Between Unlock and Lock, opens the allocation that has `address`, for whoever just failed to touch it. False where
-  // none has.
+  // Between Unlock and Lock, in a signal handler, opens the allocation that has `address`, for whoever just failed to
+  // touch it. False where none has.
   bool Open(const void* address);
   void Unlock() { unlocked_ = true; }
   void Lock();

@@ -1,7 +1,7 @@
 // A stand-in for the CUDA runtime, cuBLAS and NCCL on the CPU, linked in place of the real libraries, so that the CUDA
 // backend's own code runs where there is no GPU. It is strict where hardware forgives, and deterministic:
 //
-// - Device memory is address space of its own. Each allocation has addresses that never come back, and ends at unmapped
+// - Device memory is address space of its own. Each allocation has addresses that don't come back, and ends at unmapped
 //   ones; it begins as NaN (the first 4 MiB). With seed 0 nobody may touch it but while the device works: a host that
 //   reads or writes it dies of it, by name. (With others it lies open, since locking takes time.)
 // - Work is put off. It runs when the host waits for it, or at any call of the runtime before; which stream goes on,

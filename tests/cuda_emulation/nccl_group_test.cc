@@ -7,6 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
@@ -21,20 +23,29 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Brings rank 0's bytes to the threads that ask for them.
-class Exchange {
+// Where the threads of a test meet.
+class Meeting {
  public:
+  // Brings rank 0's bytes to all that ask for them.
   std::string operator()(const std::string& bytes) {
     absl::MutexLock lock(&mutex_);
     if (!bytes.empty()) bytes_ = bytes;
-    const auto there = [this] { return !bytes_.empty(); };
+    const auto there = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return !bytes_.empty(); };
     mutex_.Await(absl::Condition(&there));
     return bytes_;
+  }
+  // Returns once `size` threads have called it.
+  void AwaitAll(int size) {
+    absl::MutexLock lock(&mutex_);
+    ++arrived_;
+    const auto all = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return arrived_ >= size; };
+    mutex_.Await(absl::Condition(&all));
   }
 
  private:
   absl::Mutex mutex_;
-  std::string bytes_;
+  std::string bytes_ ABSL_GUARDED_BY(mutex_);
+  int arrived_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 // One rank, for a thread of its own.
@@ -54,16 +65,17 @@ class NcclGroupTest : public ::testing::TestWithParam<uint64_t> {
 
   // Runs `work` on `size` ranks at once, once all are connected.
   static void OnRanks(int size, NcclOptions options, const std::function<void(const Rank&)>& work) {
-    Exchange exchange;
+    Meeting meeting;
     std::vector<std::thread> threads;
     for (int rank = 0; rank < size; ++rank) {
       threads.emplace_back([&, rank, options]() mutable {
         const auto backend = MakeCudaBackend({.device = rank}).value();
         options.rank = options.device = rank;
         options.size = size;
-        const auto group = MakeNcclGroup(options, std::ref(exchange));
-        ASSERT_TRUE(group.ok()) << group.status();
-        work({rank, *backend, **group});
+        const auto group = MakeNcclGroup(options, std::ref(meeting));
+        EXPECT_TRUE(group.ok()) << group.status();
+        meeting.AwaitAll(size);
+        if (group.ok()) work({rank, *backend, **group});
       });
     }
     for (std::thread& thread : threads) thread.join();
@@ -156,9 +168,12 @@ TEST_P(NcclGroupTest, AHungPeerEndsACollectiveInTime) {
 
 // The others hear of a rank that is gone, and are not left with a part of a sum.
 TEST_P(NcclGroupTest, APeerThatGoesAwayEndsACollectiveOfTheOthers) {
+  absl::BlockingCounter summing(3);
   OnRanks(3, [&](const Rank& r) {
     const DeviceMatrix m(r.backend, Dense(3, 4, 1), DType::kF32);
     ASSERT_TRUE(r.group.AllReduceSum({m.view()}).ok());
+    summing.DecrementCount();
+    if (r.rank == 2) summing.Wait();
     if (r.rank == 2) return r.group.Abort(absl::AbortedError("enough"));
     ExpectLost(r.group.AllReduceSum({m.view()}), "ncclRemoteError");
     EXPECT_EQ(m.Read(), Dense(3, 4, 3));
