@@ -22,7 +22,7 @@ namespace shardmlp {
 namespace {
 
 constexpr absl::Duration kCloseBudget = absl::Seconds(2);
-constexpr size_t kMaxReleasedTickets = 1024;  // that one call tells of
+constexpr size_t kMaxReleasedTickets = 4096;  // that one call tells of
 
 v1::KeepInput ToProto(ClientKeepInput keep_input) {
   return keep_input == ClientKeepInput::kPinned ? v1::KEEP_INPUT_PINNED : v1::KEEP_INPUT_IF_ROOM;
@@ -121,7 +121,10 @@ absl::StatusOr<Forwarded> Session::Forward(int layer, ConstMatrixView x, MatrixV
   header.set_layer(layer);
   header.set_row_count(x.rows);
   header.set_dtype(ToProto(x.dtype));
-  if (options.keep_input.has_value()) header.set_keep_input(ToProto(*options.keep_input));
+  if (options.keep_input.has_value()) {
+    header.set_keep_input(ToProto(*options.keep_input));
+    header.set_call_id(next_call_id_.fetch_add(1));
+  }
   const std::vector<int64_t> released = ReleasedTickets();
   header.mutable_released_tickets()->Add(released.begin(), released.end());
 
@@ -143,7 +146,7 @@ absl::Status Session::Backward(int layer, int64_t weights_version, ConstMatrixVi
                                const BackwardOptions& options) {
   const auto& [weight_gradient, ticket, hooks] = options;
   SHARDMLP_ASSIGN_OR_RETURN(const ClientLayer* const found, FindLayer(model_, layer));
-  const bool x_dropped = x.data == nullptr && x.rows > 0 && ticket != 0;
+  const bool x_dropped = x.data == nullptr && !x.empty() && ticket != 0;
   if (!x_dropped) SHARDMLP_RETURN_IF_ERROR(CheckMatrix("x", x, x.rows, found->hidden_size, x.dtype));
   SHARDMLP_RETURN_IF_ERROR(CheckMatrix("dy", dy, x.rows, found->output_size, x.dtype));
   if (!dx.empty()) SHARDMLP_RETURN_IF_ERROR(CheckMatrix("dx", dx, x.rows, found->hidden_size, x.dtype));

@@ -65,7 +65,7 @@ struct CommitOptions {
 // Whether the server keeps a forward's x for its backward, which then need not send it.
 enum class ClientKeepInput {
   kIfRoom,  // until that backward, or for as long as nobody else needs the room
-  kPinned,  // until Release, or the session or the step's attempt ends: the caller may drop x
+  kPinned,  // until Release, or the session ends, or the weights change: the caller may drop x
 };
 
 struct ForwardOptions {

@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
                  absl::StrCat(backend->device().name, " does not compute in ", Name(folder.spec().dtype)));
   }
   SHARDMLP_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(folder.spec(), options, backend->device()));
-  SHARDMLP_RETURN_IF_ERROR(CheckFits(plan, backend->device().memory_bytes));
+  SHARDMLP_RETURN_IF_ERROR(CheckFits(plan, backend->device()));
   auto engine = std::make_unique<ServingEngine>(options, folder.spec(), plan, std::move(backend), std::move(replicas),
                                                 std::move(checkpoints), metrics);
   SHARDMLP_RETURN_IF_ERROR(engine->Start(folder));
@@ -67,7 +67,8 @@ absl::Status ServingEngine::Start(const ModelFolder& folder) {
   SHARDMLP_ASSIGN_OR_RETURN(lanes_,
                             LanePool::Create(backend_, model_.layers, plan_.tile_row_count, options_.max_call_count,
                                              options_.ReadersShare(options_.max_call_count)));
-  SHARDMLP_ASSIGN_OR_RETURN(std::shared_ptr<StashMemory> memory, StashMemory::Create(backend_, plan_.stash_bytes));
+  SHARDMLP_ASSIGN_OR_RETURN(std::shared_ptr<StashMemory> memory,
+                            StashMemory::Create(backend_, plan_.stash_bytes, options_.ReadersShare(plan_.stash_bytes)));
   {
     absl::MutexLock lock(&mutex_);
     stash_ = std::make_unique<Stash>(std::move(memory), metrics_);

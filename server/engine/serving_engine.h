@@ -82,8 +82,9 @@ class ServingEngine final : public Engine, private StepDevice, private CallHost 
   // Whether a call may start, and its layer.
   absl::Status CheckHeader(CallSpec& spec) const;
   absl::StatusOr<std::shared_ptr<Call>> StartCall(CallSpec spec, CallSink& sink);
-  // Room in the stash for a forward that asks for it, or what a backward's ticket names.
-  absl::Status UseStash(const SessionSpec& session, CallSpec& spec, Lane& lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Room in the stash for a forward that asks for it, or what a backward's ticket names; null for neither.
+  absl::StatusOr<std::shared_ptr<KeptRows>> UseStash(const SessionSpec& session, CallSpec& spec)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // A backward tile that adds to the gradients: counted or not.
   absl::StatusOr<Admitted> StartAddingTile(const CallSpec& spec, const Tile& tile, TileRows rows);
   absl::Status CheckVersion(const BackwardSpec& header, int64_t weights_version) const;

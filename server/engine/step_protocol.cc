@@ -273,6 +273,7 @@ void StepProtocol::Applied(const absl::Status& status, Outbox& outbox) {
   metrics_.CountStep(StepOutcome::kCommitted);
   metrics_.SetStep(position_.step, position_.attempt);
   StartAttempt();
+  device_.ReleaseStash();
   AnswerCommits(position_, outbox);
 }
 
@@ -324,7 +325,6 @@ void StepProtocol::StartAttempt() {
   sealed_.reset();
   decision_ = nullptr;
   for (auto& [session_id, trainer] : trainers_) trainer.sealed = false;
-  device_.ReleaseStash();
 }
 
 bool StepProtocol::RunUnderWay(int64_t session_id) const {
@@ -337,6 +337,7 @@ void StepProtocol::Restored(int64_t step, Outbox& outbox) {
   position_.step = step;
   ++position_.weights_version;
   last_commit_ = nullptr;  // undone
+  device_.ReleaseStash();
   EndAttempt(outcome, "a checkpoint was restored", outbox);
 }
 

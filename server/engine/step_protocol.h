@@ -35,7 +35,7 @@ class StepDevice {
   // Where the decision still Stands: applies the optimizer and clears the gradients, then StepProtocol::Applied.
   virtual void Apply(std::shared_ptr<const CommitSpec> decision) = 0;
   virtual void ClearGradients() = 0;
-  // The attempt is over: lets go of what its forwards left.
+  // The weights are others: lets go of what forwards on those before left.
   virtual void ReleaseStash() = 0;
 };
 

@@ -46,6 +46,7 @@ absl::StatusOr<CallHeader> ReadForwardHeader(const std::string& body) {
                      .layer = header.layer(),
                      .row_count = header.row_count(),
                      .dtype = dtype,
+                     .call_id = header.call_id(),
                      .keep_input = keep_input,
                      .released_tickets = {released.begin(), released.end()}};
 }

@@ -41,9 +41,10 @@ class NotingDevice final : public StepDevice {
     decision = std::move(commit);
   }
   void ClearGradients() override { asked.push_back("clear"); }
-  void ReleaseStash() override {}
+  void ReleaseStash() override { ++stash_releases; }
 
   std::vector<std::string> asked;  // in order
+  int stash_releases = 0;
   StepPosition summing;
   std::shared_ptr<const CommitSpec> decision;
 };

@@ -49,6 +49,17 @@ TEST_F(StepTest, StepTwoBeginsEmpty) {
   EXPECT_THAT(device_.asked, ElementsAre("sum", "apply", "sum", "apply"));
 }
 
+TEST_F(StepTest, WhatForwardsLeftGoesWithTheWeights) {
+  Connect(1, 1);
+  CommitOne();
+  EXPECT_EQ(device_.stash_releases, 1);
+  ASSERT_TRUE(Succeeds(Add(1, 4)));
+  Discard(1);
+  EXPECT_EQ(device_.stash_releases, 1) << "the weights are the same";
+  Restore(0);
+  EXPECT_EQ(device_.stash_releases, 2);
+}
+
 TEST_F(StepTest, ASealWaitsForEveryTrainer) {
   Connect(3, 3);
   ASSERT_TRUE(Succeeds(Add(1, 4)));

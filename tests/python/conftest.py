@@ -29,11 +29,12 @@ class Server:
     def __init__(self, model: Path, scratch: Path, flags: tuple[str, ...]) -> None:
         self.target = f"unix:{scratch}/s"
         self.log = scratch / "log"
+        self.checkpoints = scratch / "checkpoints"
         self._command = [
             os.environ["SHARDMLP_SERVER"],
             f"--model={model}",
             f"--listen={self.target}",
-            f"--checkpoint-dir={scratch}/checkpoints",
+            f"--checkpoint-dir={self.checkpoints}",
             "--metrics-address=",
             *flags,
         ]

@@ -62,7 +62,8 @@ def offload(
             weights must be the model's, and the optimizer that is wrapped starts without state, there as here.
         average: Whether the trainers average their gradients, as DistributedDataParallel does, or add them.
         keep_inputs: Whether the input of each MLP stays here until its backward. False: it is on the server alone
-            (--stash-bytes), which takes about H elements a token and layer of memory there rather than here.
+            (--stash-bytes), which takes about H elements a token and layer of memory there rather than here. Saved
+            tensor hooks that copy let go of it too early, so that backward raises StepAborted.
         connections: TCP connections to the server.
         timeouts: Seconds to wait for what.
 

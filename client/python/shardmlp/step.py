@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -66,7 +67,7 @@ class Step:
                 raise
             if error.reason != "TICKET_MISSING" and layer is not None and not self.connection(layer).run.train:
                 self.connection(layer).reopen_session()
-                return call()
+                return self.guard(call)  # which has no ticket there
             self.forget()
             self._servers.discard(str(error))
             raise StepAborted(
@@ -130,7 +131,7 @@ class Step:
         self.placeholders = placeholders
         for name, p in placeholders.items():
             trained = p.requires_grad
-            p.requires_grad_(True).register_hook(functools.partial(self._gradient, name))
+            p.requires_grad_(True).register_hook(functools.partial(_gradient, weakref.ref(self), name))
             p.requires_grad_(trained)
 
     def check_placeholders(self, found: dict[str, nn.Parameter | None]) -> None:
@@ -143,9 +144,6 @@ class Step:
                     "fully_shard(..., ignored_params=remote.placeholders())",
                     "FAILED_PRECONDITION",
                 )
-
-    def _gradient(self, name: str, mark: torch.Tensor) -> ServerGradient:
-        return ServerGradient.of(name, self._attempt, self.placeholders[name])
 
     def commit(self, optimizer: torch.optim.Optimizer) -> None:
         """Applies the server's half of the step with ``optimizer``'s hyperparameters as they are now."""
@@ -328,6 +326,12 @@ class Step:
                     "FAILED_PRECONDITION",
                 )
         return first[1]
+
+
+def _gradient(step: weakref.ref[Step], name: str, mark: torch.Tensor) -> ServerGradient:
+    """The placeholder's hook. A graph has it, where no collector sees that the model has the graph: hence weak."""
+    open_step = step()
+    return ServerGradient.of(name, open_step._attempt, open_step.placeholders[name])
 
 
 class _Attempt:
