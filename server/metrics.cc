@@ -1,20 +1,19 @@
 #include "server/metrics.h"
 
 #include <prometheus/counter.h>
-#include <prometheus/exposer.h>
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
 
 #include <array>
-#include <exception>
 #include <functional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "server/metrics_endpoint.h"
 #include "server/process_metrics.h"
 
 namespace shardmlp {
@@ -73,7 +72,6 @@ class MethodSeries final : public RpcMetrics {
 struct Metrics::Series {
   std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
   std::shared_ptr<prometheus::Collectable> process = std::make_shared<ProcessMetrics>();
-  std::unique_ptr<prometheus::Exposer> exposer;
 
   std::array<std::array<Histogram*, kStages.size()>, kPasses.size()> stage_seconds;
   std::array<Counter*, kPasses.size()> rows;
@@ -111,6 +109,8 @@ struct Metrics::Series {
   prometheus::Family<Histogram>& Histograms(const char* name, const char* help) {
     return prometheus::BuildHistogram().Name(name).Help(help).Register(*registry);
   }
+
+  std::unique_ptr<MetricsEndpoint> endpoint;  // last: it reads the rest until it is gone
 
   Series() {
     MakeDataPath();
@@ -176,18 +176,11 @@ Metrics::Metrics() : series_(std::make_unique<Series>()) {}
 Metrics::~Metrics() = default;
 
 absl::StatusOr<int> Metrics::Expose(const std::string& address) {
-  try {
-    // A connection has a thread to itself from when it is accepted. One that asks for nothing is closed in time, and
-    // none is kept after its answer.
-    auto exposer = std::make_unique<prometheus::Exposer>(std::vector<std::string>{
-        "listening_ports", address, "num_threads", "8", "request_timeout_ms", "5000", "enable_keep_alive", "no"});
-    exposer->RegisterCollectable(series_->registry);
-    exposer->RegisterCollectable(series_->process);
-    series_->exposer = std::move(exposer);
-  } catch (const std::exception& error) {  // the only way in which it tells
-    return absl::UnavailableError(absl::StrCat("can't serve metrics on ", address, ": ", error.what()));
-  }
-  return series_->exposer->GetListeningPorts().front();
+  absl::StatusOr<std::unique_ptr<MetricsEndpoint>> endpoint =
+      MetricsEndpoint::Listen(address, [this] { return Text(); });
+  if (!endpoint.ok()) return endpoint.status();
+  series_->endpoint = *std::move(endpoint);
+  return series_->endpoint->port();
 }
 
 std::string Metrics::Text() const {
