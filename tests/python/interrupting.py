@@ -64,6 +64,7 @@ def interrupted(then: Callable[[], None] = lambda: None):
 def stop_here() -> None:
     """In a script that end_by_signal() runs: lets it freeze the server, and says once the main thread stands in a
     call."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as in interrupted()
     print("here", flush=True)
     sys.stdin.readline()
     threading.Thread(
