@@ -18,8 +18,6 @@ from waiting import until
 
 import shardmlp
 
-torch.set_num_threads(1)
-
 QUICK = shardmlp.Timeouts(connect=20, retry=20)
 
 
@@ -81,6 +79,13 @@ class Server:
         with urllib.request.urlopen(f"http://{self.metrics_address}/metrics", timeout=30) as answer:
             values = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[0] != "#")
         return float(values.get(series, 0))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Each test begins with one, as it leaves the cores to its server. What a test uses, such as a launcher, may have
+    set another number, and torch's own threads would be missing in a child that the next one forks."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
