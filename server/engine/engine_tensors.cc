@@ -75,7 +75,10 @@ void ServingEngine::ClearGradients() {
   });
 }
 
-void ServingEngine::ReleaseStash() { stash_->ReleaseAll(); }
+void ServingEngine::ReleaseStash() {
+  mutex_.AssertHeld();  // as StepDevice is called
+  stash_->ReleaseAll();
+}
 
 void ServingEngine::ReadTensor(int64_t tensor, int64_t row_begin, int64_t row_count, Done<TensorRows> done) {
   const int64_t tensors = static_cast<int64_t>(model_.tensors.size());
