@@ -14,14 +14,13 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "server/sync/replica_group.h"
 
 namespace shardmlp {
 
-// What decides whose state a generation goes on from: the newest generation, then the highest weights version, then the
-// lowest rank. Where all just started, the highest step goes before the weights version, which is random then.
 struct ReplicaState {
-  int64_t generation = 0;  // the last that it was in; 0: it just started
+  int64_t generation = 0;  // the last whose state it has; 0: it just started, or what it has is torn
   int64_t step = 0;
   int64_t attempt = 0;
   int64_t weights_version = 0;
@@ -31,6 +30,17 @@ struct ReplicaState {
 struct ReplicaMember {
   int rank = 0;
   ReplicaState state;
+};
+
+// Index of the member whose state all go on from: the newest generation, then the highest weights version, then the
+// lowest rank. Where all just started, the highest step goes before the weights version, which is random then.
+// `members` is not empty and by rank.
+int MostAdvanced(absl::Span<const ReplicaMember> members);
+
+// What the members of a generation do after a loss.
+enum class OnLoss {
+  kWait,      // until all ranks are there again
+  kContinue,  // with those that are left; who comes back is let in later (Replicas::Admit)
 };
 
 struct Generation {
@@ -50,8 +60,8 @@ class ReplicaObserver {
   virtual void Agreed(int64_t index, int from_rank, const std::string& message) = 0;
   // Every message up to `index` has been delivered to every member.
   virtual void Stable(int64_t index) = 0;
-  // The generation is over: a member was lost, or rank 0. Nothing of it follows; the group's collectives fail. The
-  // owner answers with Join, once its state is settled.
+  // The generation, of which Formed told, is over: a member was lost, or rank 0. Nothing of it follows; the group's
+  // collectives fail. The owner answers with Join, once its state is settled.
   virtual void Lost(const absl::Status& why) = 0;
   // No generation will follow: another model, layer range or dtype than rank 0's, a rank that is taken, a start that
   // took too long.
@@ -70,6 +80,10 @@ class Replicas {
   virtual void Join(const ReplicaState& state, ReplicaObserver& observer) = 0;
   // At most 1 MiB. Where the generation is over, nothing follows but the Lost that is on its way.
   virtual void Propose(int64_t generation, std::string message) = 0;
+  // Rank 0's owner says whether `generation` may end now for a rank that came back and waits to be let in: true between
+  // steps, false (as it is when a generation forms) while one would be thrown away. It ends with Lost, as after a loss.
+  // Other ranks' word counts for nothing.
+  virtual void Admit(int64_t generation, bool now) = 0;
   // Ends this member's part, from the outside as if it had died: what is wrong with this replica, the others don't go
   // on with. Returns after the last call of the observer.
   virtual void Stop(const absl::Status& why) = 0;
