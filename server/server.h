@@ -33,13 +33,11 @@ class Server {
  private:
   absl::Status Listen(std::ostream& out);
   absl::Status Load(std::ostream& out);
-  absl::Status Restore(std::ostream& out);
   void Drain();
   void Shutdown();
 
   const ServerOptions options_;
   Metrics metrics_;
-  std::string restore_;             // the checkpoint to start from; empty: none
   std::unique_ptr<Engine> engine_;  // outlives rpc_
   std::unique_ptr<RpcServer> rpc_;
 };

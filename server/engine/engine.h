@@ -18,7 +18,7 @@
 #include "server/metrics.h"
 #include "server/model/checkpoint.h"
 #include "server/model/model_folder.h"
-#include "server/sync/replica_group.h"
+#include "server/sync/replicas.h"
 
 namespace shardmlp {
 
@@ -42,12 +42,13 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
-  // Allocates, loads the weights from `folder`, and starts the device thread. RESOURCE_EXHAUSTED (OUT_OF_MEMORY), with
-  // the plan's numbers, where the plan does not fit the device. `checkpoints` may be null; `metrics` must outlive the
-  // engine. The engine owns the backend; once this returns, its methods run on the engine's device thread alone.
+  // Allocates, loads the weights from `folder` or EngineOptions::restore, starts the device thread, and waits for the
+  // other replicas: until all have the state of the most advanced, or why they don't get together. RESOURCE_EXHAUSTED
+  // (OUT_OF_MEMORY), with the plan's numbers, where the plan does not fit the device. `checkpoints` may be null;
+  // `metrics` must outlive the engine. The engine owns the backend; its methods run on the engine's device thread
+  // alone, or on the sync thread while that holds the other.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options, std::unique_ptr<Backend> backend,
-                                                        const ModelFolder& folder,
-                                                        std::unique_ptr<ReplicaGroup> replicas,
+                                                        const ModelFolder& folder, std::unique_ptr<Replicas> replicas,
                                                         std::unique_ptr<CheckpointStore> checkpoints, Metrics& metrics);
 
   virtual const ModelSpec& model() const = 0;

@@ -116,8 +116,8 @@ void StepProtocol::Act(int64_t index, const CommitSpec& decision, Outbox& outbox
 void StepProtocol::Applied(const absl::Status& status, Outbox& outbox) {
   if (!status.ok()) {
     AnswerCommits(status, outbox);
-    EndAttempt(NextAttempt(), StepOutcome::kAborted,
-               absl::StrCat("the step could not be applied: ", status.message()), outbox);
+    EndAttempt(NextAttempt(), StepOutcome::kAborted, absl::StrCat("the step could not be applied: ", status.message()),
+               outbox);
     return CatchUp(outbox);
   }
   CommittedByAll(outbox);  // the one before, whose successor all have summed
@@ -216,8 +216,8 @@ void StepProtocol::ActOnLoss(const absl::Status& why, Outbox& outbox) {
 void StepProtocol::Received(const StepPosition& position, const std::optional<CommittedStep>& committed,
                             Outbox& outbox) {
   const auto outcome = InProgress() ? std::make_optional(StepOutcome::kAborted) : std::nullopt;
-  const bool same = committed.has_value() && committed_.has_value() && Same(committed->decision, committed_->decision) &&
-                    committed->position == committed_->position;
+  const bool same = committed.has_value() && committed_.has_value() &&
+                    Same(committed->decision, committed_->decision) && committed->position == committed_->position;
   if (!same) {
     Answer(untold_commits_, StepAborted("the commit went down with the replicas that had it", position), outbox);
   }

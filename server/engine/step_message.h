@@ -1,5 +1,6 @@
-// What replicas tell each other about steps: the messages that they agree on, each proposed by one of them and delivered
-// to all in one order, and what goes before the tensors of a state. Both travel as JSON, which keeps every double.
+// What replicas tell each other about steps: the messages that they agree on, each proposed by one of them and
+// delivered to all in one order, and what goes before the tensors of a state. Both travel as JSON, which keeps every
+// double.
 #pragma once
 
 #include <cstdint>

@@ -182,8 +182,8 @@ class StepProtocol {
   const int rank_;
 
   // Of this replica alone.
-  std::map<int64_t, Trainer> trainers_;       // by session
-  std::map<int64_t, absl::Status> refused_;   // sessions that are no trainer's any more, and why
+  std::map<int64_t, Trainer> trainers_;      // by session
+  std::map<int64_t, absl::Status> refused_;  // sessions that are no trainer's any more, and why
   Ledger ledger_;
   std::string non_finite_origin_;
   absl::Time first_seal_;
@@ -201,8 +201,8 @@ class StepProtocol {
   std::string end_reason_;  // of the attempt before, for those that still quote it
   size_t replica_count_ = 0;
   RollCall roll_;
-  std::set<int> summed_;                        // replicas that have the sums
-  std::vector<double> sums_of_squares_;         // as the first of them found them
+  std::set<int> summed_;                 // replicas that have the sums
+  std::vector<double> sums_of_squares_;  // as the first of them found them
   std::optional<SealResult> sealed_;
   std::shared_ptr<const CommitSpec> decision_;  // of this attempt, once there is one
   int64_t decision_index_ = 0;
@@ -210,11 +210,11 @@ class StepProtocol {
   int64_t stable_ = -1;
 
   std::optional<CommittedStep> committed_;
-  int64_t committed_index_ = 0;                 // in its generation
-  bool committed_by_all_ = true;                // that is, all replicas have it
-  std::vector<PositionDone> untold_commits_;    // of committed_, until then
+  int64_t committed_index_ = 0;               // in its generation
+  bool committed_by_all_ = true;              // that is, all replicas have it
+  std::vector<PositionDone> untold_commits_;  // of committed_, until then
   int restoring_from_ = 0;
-  std::string restored_checkpoint_;             // the last, and where that led
+  std::string restored_checkpoint_;  // the last, and where that led
   StepPosition restored_position_;
 };
 

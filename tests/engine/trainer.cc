@@ -39,7 +39,7 @@ EngineOptions FromVersionOne(EngineOptions options) {
 
 TestEngine::TestEngine(const TinyModel& model, const EngineOptions& options, std::unique_ptr<Backend> backend,
                        std::unique_ptr<CheckpointStore> checkpoints)
-    : engine(Engine::Create(FromVersionOne(options), std::move(backend), model, MakeLocalGroup(),
+    : engine(Engine::Create(FromVersionOne(options), std::move(backend), model, MakeLocalReplicas(),
                             std::move(checkpoints), metrics)
                  .value()) {}
 

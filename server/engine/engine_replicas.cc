@@ -1,0 +1,348 @@
+// ServingEngine among its replicas: what they agree on, and the sync thread, which waits for them.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "kernels/status.h"
+#include "server/engine/replica_sync.h"
+#include "server/engine/serving_engine.h"
+
+namespace shardmlp {
+namespace {
+
+// Of a replica that has no whole state; it goes on from whoever has one.
+constexpr int64_t kNoStep = -1;
+
+int64_t HighestAttempt(const Generation& generation) {
+  int64_t attempt = 0;
+  for (const ReplicaMember& member : generation.members) attempt = std::max(attempt, member.state.attempt);
+  return attempt;
+}
+
+// Whether they are the same but for the attempt.
+bool IsSame(const ReplicaState& a, const ReplicaState& b) {
+  return a.generation == b.generation && a.step == b.step && a.weights_version == b.weights_version;
+}
+
+bool AllAre(const Generation& generation, const ReplicaState& state) {
+  return std::all_of(generation.members.begin(), generation.members.end(),
+                     [&](const ReplicaMember& member) { return IsSame(member.state, state); });
+}
+
+}  // namespace
+
+// Keeps the device thread from starting anything, from when it's made until it's destroyed.
+class ServingEngine::DeviceHold {
+ public:
+  explicit DeviceHold(Scheduler& scheduler) : state_(std::make_shared<State>()) {
+    scheduler.SubmitControl([state = state_](const absl::Status& turn) {
+      state->turn = turn;
+      state->held.Notify();
+      if (turn.ok()) state->released.WaitForNotification();
+    });
+    state_->held.WaitForNotification();
+  }
+  ~DeviceHold() { state_->released.Notify(); }
+
+  // UNAVAILABLE where the scheduler has stopped.
+  const absl::Status& status() const { return state_->turn; }
+
+ private:
+  struct State {
+    absl::Status turn;
+    absl::Notification held;
+    absl::Notification released;
+  };
+  const std::shared_ptr<State> state_;
+};
+
+absl::Status ServingEngine::OnDevice(const std::function<absl::Status()>& work) {
+  absl::Notification done;
+  absl::Status status;
+  scheduler_->SubmitControl([&](const absl::Status& turn) {
+    status = turn.ok() ? NoteDevice(work()) : turn;
+    done.Notify();
+  });
+  done.WaitForNotification();
+  return status;
+}
+
+void ServingEngine::Propose(const StepMessage& message, Outbox& outbox) {
+  if (generation_ == nullptr) return;  // lost; the protocol hears of it in its turn
+  unsent_.push_back({generation_->number, Serialize(message)});
+  outbox.Do([this] { SendProposals(); });
+}
+
+void ServingEngine::SendProposals() {
+  const auto nobody_sends = [this] {
+    mutex_.AssertReaderHeld();
+    return sender_ == std::thread::id();
+  };
+  while (true) {
+    Proposal proposal;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (sender_ == std::this_thread::get_id()) return;  // it goes on once it is back there
+      // Whoever sends sends these too. A server alone waits for that: what it agrees on with itself is then done.
+      if (!nobody_sends() && replicas_->size() > 1) return;
+      mutex_.Await(absl::Condition(&nobody_sends));
+      if (unsent_.empty()) return;
+      sender_ = std::this_thread::get_id();
+      proposal = std::move(unsent_.front());
+      unsent_.pop_front();
+    }
+    replicas_->Propose(proposal.generation, std::move(proposal.message));
+    absl::MutexLock lock(&mutex_);
+    sender_ = std::thread::id();
+  }
+}
+
+void ServingEngine::UpdateAdmission(Outbox& outbox) {
+  const bool idle = step_.Idle();
+  if (generation_ == nullptr || replicas_->rank() != 0 || idle == admitting_) return;
+  admitting_ = idle;
+  outbox.Do([this, generation = generation_->number, idle] { replicas_->Admit(generation, idle); });
+}
+
+void ServingEngine::Agreed(int64_t index, int from_rank, const std::string& message) {
+  absl::StatusOr<StepMessage> parsed = ParseStepMessage(message);
+  if (!parsed.ok()) return Fail(parsed.status());
+  Outbox outbox;
+  absl::MutexLock lock(&mutex_);
+  step_.Agreed(index, from_rank, *std::move(parsed), options_.clock(), outbox);
+  UpdateAdmission(outbox);
+}
+
+void ServingEngine::Stable(int64_t index) {
+  Outbox outbox;
+  absl::MutexLock lock(&mutex_);
+  step_.Stable(index, outbox);
+}
+
+void ServingEngine::Lost(const absl::Status& why) {
+  Outbox outbox;
+  absl::MutexLock lock(&mutex_);
+  generation_ = nullptr;
+  step_.Lost(why, outbox);
+}
+
+void ServingEngine::Refused(const absl::Status& why) { Fail(why); }
+
+void ServingEngine::Rejoin(Outbox& /*outbox*/) {
+  // After the collectives of the generation that is over: they may leave a state that is torn.
+  sync_->Submit([this] { JoinReplicas(); });
+}
+
+void ServingEngine::JoinReplicas() {
+  ReplicaState state;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (stopping_ || !health_.ok()) return;
+    const StepPosition& position = step_.position();
+    state = {state_generation_, position.step, position.attempt, position.weights_version};
+    if (!whole_.ok()) state = {0, kNoStep, position.attempt, 0};
+  }
+  replicas_->Join(state, *this);
+}
+
+void ServingEngine::Formed(const Generation& generation) {
+  absl::MutexLock lock(&mutex_);
+  generation_ = std::make_shared<const Generation>(generation);
+  admitting_ = false;
+  sync_->Submit([this, generation = generation_] { GoOnTogether(*generation); });
+}
+
+void ServingEngine::GoOnTogether(const Generation& generation) {
+  const ReplicaState& source = generation.members[generation.source].state;
+  const ReplicaState& own = generation.members[generation.group->rank()].state;
+  if (source.step == kNoStep) {
+    return Fail(
+        Error(absl::StatusCode::kDataLoss, Reason::kReplicaMissing, "no replica that is left has a whole state"));
+  }
+  ReplicaSync sync(*backend_, model_, *parameters_, generation, [this](const auto& work) { return OnDevice(work); });
+  absl::StatusOr<bool> alike = AllAre(generation, source);
+  if (source.generation == 0 && sync.size() > 1) alike = sync.StartedAlike(own.step);
+  const StepPosition target = {source.step, HighestAttempt(generation), source.weights_version};
+  const bool replaces = alike.ok() && !*alike && !IsSame(own, source);
+  absl::StatusOr<StateHeader> shared;
+  std::optional<DeviceHold> hold;
+  if (alike.ok() && !*alike) {
+    hold.emplace(*scheduler_);
+    StateHeader header{"", target, std::nullopt, parameters_->updates()};
+    {
+      absl::MutexLock lock(&mutex_);
+      header.committed = step_.committed();
+    }
+    shared = ShareState(generation, generation.source, header, replaces);
+  }
+  Outbox outbox;
+  absl::MutexLock lock(&mutex_);
+  // Where they fail, the generation is lost, and that is on its way.
+  if (!alike.ok() || (!*alike && !shared.ok())) return;
+  if (replaces) {
+    step_.Received(target, shared->committed, outbox);
+  } else {
+    step_.GoOnFrom(target, outbox);
+  }
+  state_generation_ = generation.number;
+  if (generation_ == nullptr || generation_->number != generation.number) return;
+  std::vector<int> ranks;
+  for (const ReplicaMember& member : generation.members) ranks.push_back(member.rank);
+  step_.Formed(ranks, outbox);
+  formed_ = true;
+  UpdateAdmission(outbox);
+}
+
+absl::StatusOr<StateHeader> ServingEngine::ShareState(const Generation& generation, int root, const StateHeader& header,
+                                                      bool replaces) {
+  ReplicaSync sync(*backend_, model_, *parameters_, generation,
+                   [this](const auto& work) { return NoteDevice(work()); });
+  SHARDMLP_ASSIGN_OR_RETURN(StateHeader shared, sync.ShareHeader(root, header));
+  if (!shared.failure.empty()) return Error(absl::StatusCode::kUnavailable, Reason::kReplicaMissing, shared.failure);
+  const auto set_whole = [&](const absl::Status& whole) {
+    absl::MutexLock lock(&mutex_);
+    whole_ = whole;
+  };
+  // Who gets what it has already is whole whatever comes.
+  if (replaces) {
+    set_whole(Error(absl::StatusCode::kUnavailable, Reason::kReplicaMissing,
+                    absl::StrCat("this replica is to get its state from rank ", generation.members[root].rank)));
+  }
+  SHARDMLP_RETURN_IF_ERROR(sync.ShareTensors(root));
+  if (replaces) {
+    parameters_->set_updates(shared.updates);
+    checksums_version_ = 0;
+    set_whole(absl::OkStatus());
+  }
+  return shared;
+}
+
+void ServingEngine::SumGradients(StepPosition of) {
+  sync_->Submit([this, generation = generation_, of] {
+    absl::StatusOr<std::vector<double>> sums = SumOverReplicas(generation.get(), of);
+    if (sums.status().code() == absl::StatusCode::kDataLoss) return Fail(sums.status());
+    Outbox outbox;
+    absl::MutexLock lock(&mutex_);
+    step_.Summed(of, std::move(sums), outbox);
+  });
+}
+
+absl::StatusOr<std::vector<double>> ServingEngine::SumOverReplicas(const Generation* generation, StepPosition of) {
+  const absl::Time start = absl::Now();
+  if (generation != nullptr && generation->group->size() > 1) {
+    SHARDMLP_RETURN_IF_ERROR(SumTogether(*generation, of));
+  }
+  absl::StatusOr<std::vector<double>> squares;
+  SHARDMLP_RETURN_IF_ERROR(OnDevice([&] {
+    squares = parameters_->GradientSquares();
+    return squares.status();
+  }));
+  metrics_.ObserveStepPhase(StepPhase::kSync, absl::Now() - start);
+  return squares;
+}
+
+absl::Status ServingEngine::SumTogether(const Generation& generation, StepPosition of) {
+  ReplicaSync sync(*backend_, model_, *parameters_, generation, [this](const auto& work) { return OnDevice(work); });
+  // The tiles that were counted are done once the device thread has been here.
+  SHARDMLP_RETURN_IF_ERROR(OnDevice([] { return absl::OkStatus(); }));
+  const auto is_open = [this, of] {
+    absl::MutexLock lock(&mutex_);
+    return step_.position() == of;
+  };
+  bool wanted = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    wanted = step_.position() == of;
+    gradients_lent_ = wanted && sync.sums_in_place();
+  }
+  // Who has come to these sums takes part in them, since the others wait for it, also where its attempt is over.
+  const absl::StatusOr<bool> all_want = sync.CheckAlike(of, wanted);
+  absl::Status status = all_want.status();
+  if (status.ok() && !*all_want) status = absl::AbortedError("the attempt is over");
+  if (status.ok()) status = sync.SumGradients(is_open);
+  TakeGradientsBack();
+  return status;
+}
+
+void ServingEngine::TakeGradientsBack() {
+  absl::MutexLock lock(&mutex_);
+  gradients_lent_ = false;
+  if (!clear_owed_) return;
+  scheduler_->SubmitControl([this](const absl::Status& turn) {
+    if (turn.ok()) NoteDevice(parameters_->ClearGradients()).IgnoreError();
+    absl::MutexLock lock(&mutex_);
+    clear_owed_ = false;
+  });
+}
+
+void ServingEngine::ClearGradients() {
+  if (gradients_lent_) {
+    clear_owed_ = true;
+    return;
+  }
+  scheduler_->SubmitControl([this](const absl::Status& turn) {
+    if (turn.ok() && !options_.frozen) NoteDevice(parameters_->ClearGradients()).IgnoreError();
+  });
+}
+
+void ServingEngine::Restore(int from, const std::string& checkpoint) {
+  sync_->Submit(
+      [this, generation = generation_, from, checkpoint] { RestoreTogether(generation.get(), from, checkpoint); });
+}
+
+void ServingEngine::RestoreTogether(const Generation* generation, int from, const std::string& checkpoint) {
+  const DeviceHold hold(*scheduler_);
+  const bool here = from == replicas_->rank();
+  absl::StatusOr<int64_t> step = 0;
+  if (!hold.status().ok()) {
+    step = hold.status();
+  } else if (here) {
+    step = RestoreHere(checkpoint);
+  }
+  if (generation != nullptr && generation->group->size() > 1) {
+    const auto root = std::find_if(generation->members.begin(), generation->members.end(),
+                                   [from](const ReplicaMember& member) { return member.rank == from; });
+    StateHeader header;
+    header.failure = std::string(step.status().message());
+    header.position.step = step.value_or(0);
+    header.updates = parameters_->updates();
+    const auto shared = ShareState(*generation, static_cast<int>(root - generation->members.begin()), header, !here);
+    if (!here) step = shared.ok() ? absl::StatusOr<int64_t>(shared->position.step) : shared.status();
+  }
+  Outbox outbox;
+  absl::MutexLock lock(&mutex_);
+  step_.Restored(checkpoint, std::move(step), outbox);
+  UpdateAdmission(outbox);
+}
+
+void ServingEngine::Fail(const absl::Status& why) {
+  absl::MutexLock lock(&mutex_);
+  if (!health_.ok()) return;
+  health_ = why;
+  // The others don't go on with a replica that is broken.
+  if (replicas_->size() > 1 && sync_ != nullptr) sync_->Submit([this, why] { LeaveReplicas(why); });
+}
+
+void ServingEngine::StopReplicas() {
+  replicas_->Stop(ShuttingDown());
+  std::shared_ptr<const Generation> generation;
+  {
+    absl::MutexLock lock(&mutex_);
+    generation = generation_;
+  }
+  if (generation != nullptr) generation->group->Abort(ShuttingDown());
+  if (sync_ != nullptr) sync_->Stop();
+}
+
+void ServingEngine::LeaveReplicas(const absl::Status& why) {
+  replicas_->Stop(why);
+  Outbox outbox;
+  absl::MutexLock lock(&mutex_);
+  generation_ = nullptr;
+  step_.Stop(why, outbox);
+  step_.Lost(why, outbox);
+}
+
+}  // namespace shardmlp
