@@ -14,7 +14,7 @@ constexpr absl::string_view kMetadataUrl = "shardmlp/metadata";
 constexpr char kUnit = '\x1f';
 constexpr char kRecord = '\x1e';
 
-constexpr std::array<absl::string_view, 43> kNames = {
+constexpr std::array<absl::string_view, 45> kNames = {
     "UNSPECIFIED",
     "INVALID_ARGUMENT",
     "INVALID_SHAPE",
@@ -56,6 +56,8 @@ constexpr std::array<absl::string_view, 43> kNames = {
     "MODEL_CORRUPT",
     "OUT_OF_MEMORY",
     "DEVICE_FAILED",
+    "REPLICA_LOST",
+    "REPLICA_CONFLICT",
     "INTERNAL",
     "UNREACHABLE",
 };
