@@ -58,6 +58,8 @@ constexpr std::array<absl::string_view, 45> kNames = {
     "MODEL_CORRUPT",
     "OUT_OF_MEMORY",
     "DEVICE_FAILED",
+    "REPLICA_LOST",
+    "REPLICA_CONFLICT",
     "INTERNAL",
     "UNREACHABLE",
 };

@@ -60,8 +60,10 @@ enum class Reason {
   kModelCorrupt,
   kOutOfMemory,  // the memory plan does not fit
   kDeviceFailed,
-  kInternal,     // the server's own fault
-  kUnreachable,  // client: no server within the retry budget
+  kReplicaLost,      // another replica went away, or can't be reached
+  kReplicaConflict,  // a replica that differs from rank 0, or whose rank is taken
+  kInternal,         // the server's own fault
+  kUnreachable,      // client: no server within the retry budget
 };
 
 // UPPER_SNAKE_CASE, without the k: "UNKNOWN_SESSION".

@@ -45,6 +45,7 @@ class LocalReplicas final : public Replicas {
   }
 
   void Admit(int64_t, bool) override {}
+  std::string Missing() const override { return ""; }
 
   void Stop(const absl::Status&) override {
     absl::MutexLock lock(&mutex_);

@@ -84,6 +84,8 @@ class Replicas {
   // steps, false (as it is when a generation forms) while one would be thrown away. It ends with Lost, as after a loss.
   // Other ranks' word counts for nothing.
   virtual void Admit(int64_t generation, bool now) = 0;
+  // Who is missing, for people; empty where nobody is.
+  virtual std::string Missing() const = 0;
   // Ends this member's part, from the outside as if it had died: what is wrong with this replica, the others don't go
   // on with. Returns after the last call of the observer.
   virtual void Stop(const absl::Status& why) = 0;

@@ -141,6 +141,17 @@ class HubReplicas::Hub {
     return generation_;
   }
 
+  std::string Missing() const {
+    absl::MutexLock lock(&mutex_);
+    std::string missing;
+    for (int rank = 0; rank < size(); ++rank) {
+      const Seat& seat = seats_[rank];
+      if (!seat.member && (seat.cut || !seat.joining))
+        absl::StrAppend(&missing, missing.empty() ? "" : ", ", "rank ", rank);
+    }
+    return missing;
+  }
+
  private:
   struct Call {
     std::function<void(ReplicaObserver&)> make;
@@ -267,6 +278,7 @@ class HubReplicas::Member final : public Replicas {
     hub_->Propose(rank_, incarnation_, generation, std::move(message));
   }
   void Admit(int64_t generation, bool now) override { hub_->Admit(rank_, incarnation_, generation, now); }
+  std::string Missing() const override { return hub_->Missing(); }
   void Stop(const absl::Status& why) override { hub_->End(rank_, incarnation_, why); }
 
  private:

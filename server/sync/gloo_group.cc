@@ -1,0 +1,189 @@
+#include "server/sync/gloo_group.h"
+
+#include <gloo/allreduce.h>
+#include <gloo/broadcast.h>
+#include <gloo/context.h>
+#include <gloo/transport/address.h>
+#include <gloo/transport/context.h>
+#include <gloo/transport/tcp/device.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/status.h"
+#include "server/sync/pieces.h"
+
+namespace shardmlp {
+namespace {
+
+// Of one message of a broadcast, all of which a rank has before it passes it on.
+constexpr int64_t kBroadcastBytes = 8 << 20;
+
+std::chrono::milliseconds Milliseconds(absl::Duration duration) {
+  return absl::ToChronoMilliseconds(std::max(duration, absl::Milliseconds(1)));
+}
+
+// Gloo's messages begin with a file and a line of its own.
+std::string Message(const std::exception& thrown) {
+  std::string what = thrown.what();
+  if (what.front() == '[') what.erase(0, what.find(']') + 1);
+  while (!what.empty() && what.front() == ' ') what.erase(0, 1);
+  return what;
+}
+
+// A context whose peers are found by addresses that the owner brings, instead of through a store of Gloo's.
+class MeshContext final : public gloo::Context {
+ public:
+  MeshContext(const GlooDevice& device, int rank, int size) : gloo::Context(rank, size) {
+    device_ = device;
+    transportContext_ = device->createContext(rank, size);
+  }
+  gloo::transport::Context& transport() { return *transportContext_; }
+};
+
+template <typename T>
+void Add(void* sum, const void* a, const void* b, size_t count) {
+  auto* c = static_cast<T*>(sum);
+  for (size_t i = 0; i < count; ++i) c[i] = static_cast<const T*>(a)[i] + static_cast<const T*>(b)[i];
+}
+
+}  // namespace
+
+absl::StatusOr<GlooDevice> OpenGlooDevice(const std::string& host) {
+  struct sigaction old = {};
+  if (sigaction(SIGPIPE, nullptr, &old) == 0 && old.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
+  try {
+    gloo::transport::tcp::attr attr;
+    attr.hostname = host;
+    return gloo::transport::tcp::CreateDevice(attr);
+  } catch (const std::exception& thrown) {
+    return absl::UnavailableError(absl::StrCat("can't listen for other replicas at ", host, ": ", Message(thrown)));
+  }
+}
+
+GlooGroup::GlooGroup(int rank, int size, const GlooOptions& options) : rank_(rank), size_(size), options_(options) {}
+GlooGroup::~GlooGroup() = default;
+
+absl::StatusOr<std::shared_ptr<GlooGroup>> GlooGroup::Listen(const GlooDevice& device, int rank, int size,
+                                                             const GlooOptions& options) {
+  std::shared_ptr<GlooGroup> group(new GlooGroup(rank, size, options));
+  SHARDMLP_RETURN_IF_ERROR(group->Guarded([&] { group->Listen(device); }));
+  return group;
+}
+
+template <typename Run>
+absl::Status GlooGroup::Guarded(Run run) {
+  SHARDMLP_RETURN_IF_ERROR(failure());
+  try {
+    run();
+  } catch (const std::exception& thrown) {
+    Abort(Error(absl::StatusCode::kUnavailable, Reason::kReplicaLost,
+                absl::StrCat("collective of ", size_, " replicas failed: ", Message(thrown))));
+  }
+  return failure();
+}
+
+void GlooGroup::Listen(const GlooDevice& device) {
+  const auto context = std::make_shared<MeshContext>(device, rank_, size_);
+  // Gloo waits for a connection five times as long as its pairs are told.
+  context->transport().setTimeout(Milliseconds(options_.connect_timeout / 5));
+  addresses_.resize(size_);
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    const std::vector<char> address = context->transport().createPair(peer)->address().bytes();
+    addresses_[peer].assign(address.begin(), address.end());
+  }
+  context->setTimeout(Milliseconds(options_.timeout));
+  context->transport().setTimeout(Milliseconds(options_.timeout));
+  context_ = context;
+  breaker_ = context_->createUnboundBuffer(&breaker_byte_, sizeof(breaker_byte_));
+}
+
+absl::Status GlooGroup::Connect(const std::vector<std::string>& peers) {
+  if (peers.size() != addresses_.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(peers.size(), " addresses for ", size_, " replicas"));
+  }
+  return Guarded([&] {
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer != rank_) context_->getPair(peer)->connect({peers[peer].begin(), peers[peer].end()});
+    }
+  });
+}
+
+absl::Status GlooGroup::AllReduceSum(absl::Span<const MatrixView> matrices) {
+  for (const MatrixView& matrix : matrices) {
+    if (matrix.dtype == DType::kF32 || matrix.dtype == DType::kF64) continue;
+    return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidDType,
+                 absl::StrCat("sum of ", matrix.ToString(), ", expected f32 or f64"));
+  }
+  return Guarded([&] {
+    for (const Piece& piece : CutIntoPieces(matrices)) {
+      const PieceBlock block(piece, scratch_);
+      SumBlock(piece.front().dtype, block.data(), block.byte_count());
+      block.Store();
+    }
+  });
+}
+
+absl::Status GlooGroup::Broadcast(int root, absl::Span<const MatrixView> matrices) {
+  if (root < 0 || root >= size_) {
+    return absl::InvalidArgumentError(absl::StrCat("broadcast from rank ", root, " of ", size_));
+  }
+  return Guarded([&] {
+    for (const Piece& piece : CutIntoPieces(matrices)) {
+      const PieceBlock block(piece, scratch_);
+      for (int64_t begin = 0; begin < block.byte_count(); begin += kBroadcastBytes) {
+        BroadcastBlock(root, static_cast<char*>(block.data()) + begin,
+                       std::min(kBroadcastBytes, block.byte_count() - begin));
+      }
+      if (rank_ != root) block.Store();
+    }
+  });
+}
+
+void GlooGroup::SumBlock(DType dtype, void* data, int64_t byte_count) {
+  gloo::AllreduceOptions options(context_);
+  if (dtype == DType::kF64) {
+    options.setOutput(static_cast<double*>(data), byte_count / sizeof(double));
+    options.setReduceFunction(Add<double>);
+  } else {
+    options.setOutput(static_cast<float*>(data), byte_count / sizeof(float));
+    options.setReduceFunction(Add<float>);
+  }
+  options.setTag(++tag_);
+  options.setTimeout(Milliseconds(options_.timeout));
+  gloo::allreduce(options);
+}
+
+void GlooGroup::BroadcastBlock(int root, void* data, int64_t byte_count) {
+  gloo::BroadcastOptions options(context_);
+  options.setOutput(static_cast<char*>(data), byte_count);
+  options.setRoot(root);
+  options.setTag(++tag_);
+  options.setTimeout(Milliseconds(options_.timeout));
+  gloo::broadcast(options);
+}
+
+void GlooGroup::Abort(absl::Status reason) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!failure_.ok()) return;
+    failure_ = std::move(reason);
+  }
+  if (breaker_ == nullptr) return;
+  // Closes the connections too, so that the others fail as well.
+  try {
+    breaker_->waitRecv(std::chrono::milliseconds(1));
+  } catch (const std::exception&) {
+  }
+}
+
+absl::Status GlooGroup::failure() const {
+  absl::MutexLock lock(&mutex_);
+  return failure_;
+}
+
+}  // namespace shardmlp
