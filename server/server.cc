@@ -11,7 +11,7 @@
 #include "kernels/status.h"
 #include "server/log.h"
 #include "server/rpc/listen_address.h"
-#include "server/sync/replicas.h"
+#include "server/sync/rendezvous/replicas_options.h"
 
 namespace shardmlp {
 namespace {
@@ -58,12 +58,27 @@ absl::Status Server::Load(std::ostream& out) {
       SHARDMLP_ASSIGN_OR_RETURN(engine.restore, checkpoints->Latest());
     }
   }
-  SHARDMLP_ASSIGN_OR_RETURN(engine_, Engine::Create(engine, std::move(backend), *folder, MakeLocalReplicas(),
+  SHARDMLP_ASSIGN_OR_RETURN(std::unique_ptr<Replicas> replicas, MakeReplicas(ReplicasOf(folder->spec())));
+  SHARDMLP_ASSIGN_OR_RETURN(engine_, Engine::Create(engine, std::move(backend), *folder, std::move(replicas),
                                                     std::move(checkpoints), metrics_));
   if (!engine.restore.empty()) {
     out << "restored checkpoint " << engine.restore << ", step " << engine_->position().step << std::endl;
   }
   return absl::OkStatus();
+}
+
+ReplicasOptions Server::ReplicasOf(const ModelSpec& model) const {
+  ReplicasOptions replicas = options_.replicas;
+  int64_t elements = 0;
+  for (const TensorSpec& tensor : model.tensors) elements += tensor.element_count();
+  const MlpConfig& mlp = model.layers.front().mlp;
+  replicas.model = absl::StrCat(model.model_type, ", ", model.tensors.size(), " tensors of ", elements,
+                                " elements, the first MLP ", mlp.hidden_size, " to ", mlp.intermediate_size, " to ",
+                                mlp.output_size, " by ", Name(mlp.activation.kind));
+  replicas.layers = absl::StrCat(model.layers.front().layer, "-", model.layers.back().layer);
+  replicas.dtype = std::string(Name(model.dtype));
+  replicas.log = [](absl::string_view line) { LogWarning(line); };
+  return replicas;
 }
 
 absl::Status Server::Run(const absl::Notification& stop) {

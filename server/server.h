@@ -33,6 +33,8 @@ class Server {
  private:
   absl::Status Listen(std::ostream& out);
   absl::Status Load(std::ostream& out);
+  // With what has to be the same on all of them.
+  ReplicasOptions ReplicasOf(const ModelSpec& model) const;
   void Drain();
   void Shutdown();
 

@@ -27,6 +27,14 @@ struct EngineLimits {
   int64_t max_call_count = 0;
 };
 
+// A server's place among its replicas.
+struct ReplicaPlace {
+  int rank = 0;
+  int count = 1;
+  int member_count = 1;    // that are there now; 0 between two generations
+  int64_t generation = 0;  // of them; 0: none yet
+};
+
 // Rows of a tensor in the file's own orientation.
 struct TensorRows {
   std::string bytes;  // [row_count, columns] row-major in the model's dtype
@@ -55,6 +63,7 @@ class Engine {
   virtual bool frozen() const = 0;
   virtual EngineLimits limits() const = 0;
   virtual MemoryPlan memory_plan() const = 0;
+  virtual ReplicaPlace replica() const = 0;
   virtual StepPosition position() const = 0;
   virtual std::vector<TrainerStatus> trainers() const = 0;
 

@@ -58,6 +58,12 @@ class ServingEngine::DeviceHold {
   const std::shared_ptr<State> state_;
 };
 
+ReplicaPlace ServingEngine::replica() const {
+  absl::MutexLock lock(&mutex_);
+  const int members = generation_ == nullptr ? 0 : static_cast<int>(generation_->members.size());
+  return {replicas_->rank(), replicas_->size(), members, state_generation_};
+}
+
 absl::Status ServingEngine::OnDevice(const std::function<absl::Status()>& work) {
   absl::Notification done;
   absl::Status status;
@@ -122,6 +128,7 @@ void ServingEngine::Stable(int64_t index) {
 }
 
 void ServingEngine::Lost(const absl::Status& why) {
+  metrics_.CountLostGeneration();
   Outbox outbox;
   absl::MutexLock lock(&mutex_);
   generation_ = nullptr;
@@ -150,6 +157,7 @@ void ServingEngine::JoinReplicas() {
 void ServingEngine::Formed(const Generation& generation) {
   absl::MutexLock lock(&mutex_);
   generation_ = std::make_shared<const Generation>(generation);
+  metrics_.SetReplicas(generation.number, static_cast<int64_t>(generation.members.size()));
   admitting_ = false;
   sync_->Submit([this, generation = generation_] { GoOnTogether(*generation); });
 }
@@ -232,7 +240,8 @@ void ServingEngine::SumGradients(StepPosition of) {
 absl::StatusOr<std::vector<double>> ServingEngine::SumOverReplicas(const Generation* generation, StepPosition of) {
   const absl::Time start = absl::Now();
   if (generation != nullptr && generation->group->size() > 1) {
-    SHARDMLP_RETURN_IF_ERROR(SumTogether(*generation, of));
+    SHARDMLP_ASSIGN_OR_RETURN(const bool summed, SumTogether(*generation, of));
+    if (!summed) return absl::AbortedError("the attempt is over");
   }
   absl::StatusOr<std::vector<double>> squares;
   SHARDMLP_RETURN_IF_ERROR(OnDevice([&] {
@@ -243,7 +252,7 @@ absl::StatusOr<std::vector<double>> ServingEngine::SumOverReplicas(const Generat
   return squares;
 }
 
-absl::Status ServingEngine::SumTogether(const Generation& generation, StepPosition of) {
+absl::StatusOr<bool> ServingEngine::SumTogether(const Generation& generation, StepPosition of) {
   ReplicaSync sync(*backend_, model_, *parameters_, generation, [this](const auto& work) { return OnDevice(work); });
   // The tiles that were counted are done once the device thread has been here.
   SHARDMLP_RETURN_IF_ERROR(OnDevice([] { return absl::OkStatus(); }));
@@ -260,9 +269,16 @@ absl::Status ServingEngine::SumTogether(const Generation& generation, StepPositi
   // Who has come to these sums takes part in them, since the others wait for it, also where its attempt is over.
   const absl::StatusOr<bool> all_want = sync.CheckAlike(of, wanted);
   absl::Status status = all_want.status();
-  if (status.ok() && !*all_want) status = absl::AbortedError("the attempt is over");
-  if (status.ok()) status = sync.SumGradients(is_open);
+  if (status.ok() && *all_want) {
+    status = sync.SumGradients(is_open);
+    metrics_.AddSyncedBytes(plan_.gradients_bytes);
+  }
   TakeGradientsBack();
+  if (status.ok()) return *all_want;
+  // A loss is on its way. Where none comes, and the next sums fail too, nobody would ever get further.
+  if (std::exchange(failed_sums_of_, generation.number) == generation.number) {
+    Fail(Annotate(status, "the replicas can't sum their gradients, and none of them is lost: "));
+  }
   return status;
 }
 

@@ -43,6 +43,7 @@ class ServingEngine final : public Engine,
   bool frozen() const override { return options_.frozen; }
   EngineLimits limits() const override { return {plan_.tile_row_count, options_.max_call_count}; }
   MemoryPlan memory_plan() const override { return plan_; }
+  ReplicaPlace replica() const override;
   StepPosition position() const override;
   std::vector<TrainerStatus> trainers() const override;
 
@@ -120,7 +121,7 @@ class ServingEngine final : public Engine,
 
   // Does `work` on the device thread, ahead of tiles, and waits for it.
   absl::Status OnDevice(const std::function<absl::Status()>& work);
-  // Not for the sync thread's or the device thread's jobs, as the rest here is.
+  // What was proposed, in order; without the lock.
   void SendProposals();
   // Whether a replica that came back may be let in now.
   void UpdateAdmission(Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -136,7 +137,8 @@ class ServingEngine final : public Engine,
                                          bool replaces);
   // Sums the gradients, and returns each one's squares.
   absl::StatusOr<std::vector<double>> SumOverReplicas(const Generation* generation, StepPosition of);
-  absl::Status SumTogether(const Generation& generation, StepPosition of);
+  // False where the attempt is over at one of them.
+  absl::StatusOr<bool> SumTogether(const Generation& generation, StepPosition of);
   void TakeGradientsBack();
   void RestoreTogether(const Generation* generation, int from, const std::string& checkpoint);
 
@@ -168,6 +170,7 @@ class ServingEngine final : public Engine,
   int64_t checksums_version_ = 0;  // of the weights; 0: none yet
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<JobThread> sync_;
+  int64_t failed_sums_of_ = 0;  // for the sync thread: a generation
 
   mutable absl::Mutex mutex_;
   SessionTable sessions_ ABSL_GUARDED_BY(mutex_);

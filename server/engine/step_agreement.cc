@@ -177,6 +177,7 @@ void StepProtocol::Restored(const std::string& checkpoint, absl::StatusOr<int64_
 }
 
 void StepProtocol::AnswerRestore(absl::StatusOr<StepPosition> result, Outbox& outbox) {
+  if (waiting_restores_.empty()) return;  // stopped meanwhile
   outbox.Add(std::move(waiting_restores_.front()), std::move(result));
   waiting_restores_.erase(waiting_restores_.begin());
 }

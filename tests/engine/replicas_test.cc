@@ -1,6 +1,7 @@
 // N engines that are replicas are one engine that saw the whole batch.
 #include <cmath>
 #include <string>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
@@ -253,7 +254,10 @@ TEST(ReplicasDriftTest, StopsEveryReplicaAndNamesTheLayer) {
   };
   EXPECT_TRUE(drifted(first.Wait()));
   EXPECT_TRUE(drifted(second.Wait()));
-  for (int rank = 0; rank < 3; ++rank) EXPECT_TRUE(drifted(replicas[rank]->health())) << rank;
+  for (int rank = 0; rank < 3; ++rank) {
+    while (replicas[rank]->health().ok()) std::this_thread::yield();
+    EXPECT_TRUE(drifted(replicas[rank]->health())) << rank;
+  }
   EXPECT_TRUE(drifted(trainers[0]->Discard()));
 }
 

@@ -40,6 +40,12 @@ class MemoryPlan:
     staging_bytes: int
     ledger_bytes: int
 
+class Replica:
+    rank: int
+    replica_count: int
+    member_count: int
+    generation: int
+
 class ServedModel:
     model_type: str
     compute_dtype: DType
@@ -48,6 +54,7 @@ class ServedModel:
     tensors: list[Tensor]
     position: Position
     memory: MemoryPlan
+    replica: Replica
 
 class Checkpoint:
     name: str
