@@ -284,7 +284,7 @@ class ReplicaCheckpointTest : public ::testing::Test {
   }
 
   const TinyModel model_{{OddMlp(DType::kBF16), UngatedMlp(DType::kBF16)}};
-  const TempFolder folders_[2];
+  TempFolder folders_[2];
   ReplicaParts parts_ = [this] {
     ReplicaParts parts;
     parts.checkpoints = [this](int rank) {
