@@ -32,6 +32,8 @@ enum class Reason {
   kStaleWeights,    // another weights version
   kStaleAttempt,    // another step or an attempt that is over
   kStepAborted,     // the attempt ended under this session
+  kStashFull,       // no room for what a forward is to pin
+  kTicketMissing,   // the stash does not have what a backward names: send x
   kAlreadySealed,
   kNotSealed,
   kTrainerMissing,        // a trainer did not seal in time

@@ -29,8 +29,9 @@ constexpr std::array<const char*, 2> kPasses = {"forward", "backward"};
 constexpr std::array<const char*, 6> kStages = {"receive", "queue", "copy_in", "compute", "copy_out", "send"};
 constexpr std::array<const char*, 3> kOutcomes = {"committed", "discarded", "aborted"};
 constexpr std::array<const char*, 3> kPhases = {"seal", "sync", "apply"};
-constexpr std::array<const char*, 7> kUses = {"weights",   "gradients", "master_weights", "optimizer",
-                                              "workspace", "staging",   "ledger"};
+constexpr std::array<const char*, 8> kUses = {"weights",   "gradients", "master_weights", "optimizer",
+                                              "workspace", "staging",   "ledger",         "stash"};
+constexpr std::array<const char*, 3> kTicketEvents = {"granted", "hit", "missed"};
 constexpr std::array<const char*, 3> kRpcKinds = {"unary", "server_stream", "bidi_stream"};
 // absl's and gRPC's codes in order, spelled as go-grpc-prometheus does.
 constexpr std::array<const char*, 17> kCodes = {
@@ -83,6 +84,8 @@ struct Metrics::Series {
   Counter* sent_bytes;
   Counter* useful_flops;
   Counter* recomputed_flops;
+  Gauge* stash_bytes;
+  std::array<Counter*, kTicketEvents.size()> tickets;
   Gauge* queued_tiles;
   Gauge* open_calls;
   Gauge* trainers;
@@ -116,6 +119,7 @@ struct Metrics::Series {
   Series() {
     MakeDataPath();
     MakeState();
+    MakeStash();
     MakeSteps();
     MakeReplicas();
     failures = &Counters("shardmlp_failures_total", "Rpcs that failed, by reason.");
@@ -152,6 +156,13 @@ struct Metrics::Series {
     readers = &sessions.Add({{"role", "read"}});
     auto& planned = Gauges("shardmlp_planned_memory_bytes", "The memory plan.");
     for (size_t use = 0; use < kUses.size(); ++use) planned_bytes[use] = &planned.Add({{"use", kUses[use]}});
+  }
+
+  void MakeStash() {
+    stash_bytes = &Gauges("shardmlp_stash_bytes", "What forwards keep for their backward.").Add({});
+    auto& events = Counters("shardmlp_stash_tickets_total",
+                            "Tickets that a forward got, that a backward named and found, and that were missing.");
+    for (size_t i = 0; i < kTicketEvents.size(); ++i) tickets[i] = &events.Add({{"event", kTicketEvents[i]}});
   }
 
   void MakeSteps() {
@@ -228,6 +239,8 @@ void Metrics::ObserveStepPhase(StepPhase phase, absl::Duration duration) {
 }
 void Metrics::CountRepeatedRows(int64_t rows) { series_->repeated_rows->Increment(static_cast<double>(rows)); }
 void Metrics::CountNonFinite() { series_->non_finite->Increment(); }
+void Metrics::SetStashBytes(int64_t bytes) { series_->stash_bytes->Set(static_cast<double>(bytes)); }
+void Metrics::CountTicket(TicketEvent event) { series_->tickets[Index(event)]->Increment(); }
 void Metrics::SetReplicas(int64_t generation, int64_t members) {
   series_->generation->Set(static_cast<double>(generation));
   series_->members->Set(static_cast<double>(members));

@@ -100,10 +100,10 @@ class Flags {
   void AddSwitch(const char* name, bool& field, const char* help) {
     app_.add_flag(name, field, help)->check(CLI::IsMember({"true", "false"}).description(""));
   }
-  void AddBytes(const char* name, int64_t& field, int64_t max, const char* help) {
+  void AddBytes(const char* name, int64_t& field, int64_t min, int64_t max, const char* help) {
     Add(name, "BYTES", field, help)
         ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true).description(""))
-        ->check(CLI::Range(int64_t{1}, max).description(""));
+        ->check(CLI::Range(min, max).description(""));
   }
   template <typename Field>
   void AddCount(const char* name, Field& field, Field max, const char* help) {
@@ -146,9 +146,11 @@ class Flags {
   }
 
   void AddResources(ServerOptions& o) {
-    AddBytes("--workspace-bytes", o.engine.workspace_bytes, kMaxWorkspaceBytes,
+    AddBytes("--workspace-bytes", o.engine.workspace_bytes, 1, kMaxWorkspaceBytes,
              "Memory of a tile, which sets its rows (default: what 1024 rows need).");
-    AddBytes("--memory-bytes", o.backend.memory_bytes, std::numeric_limits<int64_t>::max(),
+    AddBytes("--stash-bytes", o.engine.stash_bytes, 0, kMaxStashBytes,
+             "Memory in which forwards leave their input for the backward, which then need not send it (default: 0).");
+    AddBytes("--memory-bytes", o.backend.memory_bytes, 1, std::numeric_limits<int64_t>::max(),
              "Memory that the plan may take (default: what the machine, or its cgroup, has).");
     AddCount("--max-calls", o.engine.max_call_count, kMaxCallCount,
              "Calls that may be open at once; each has its own staging; half are kept for trainers (default: 8).");
@@ -231,7 +233,7 @@ absl::Status CompleteReplicas(ReplicasOptions& replicas) {
   }
   if (replicas.rank != kNoRank) return absl::OkStatus();
   const absl::StatusOr<int> rank = RankFromPodName(HostName());
-  if (!rank.ok()) return Annotate(rank.status(), "--rank is missing, and the host's name does not say it: ");
+  if (!rank.ok()) return Annotate(rank.status(), "--rank is missing, and the host's name does not say it");
   replicas.rank = *rank;
   return absl::OkStatus();
 }
@@ -259,7 +261,7 @@ absl::Status ValidateReplicas(const ServerOptions& options) {
     return Invalid(absl::StrCat("--seal-timeout=", absl::FormatDuration(options.engine.seal_timeout),
                                 " is not above --replica-timeout=", absl::FormatDuration(replicas.loss_timeout)));
   }
-  return Annotate(Validate(replicas), "--coordinator and its like: ");
+  return Annotate(Validate(replicas), "--replicas and its like");
 }
 
 }  // namespace

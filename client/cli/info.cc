@@ -24,7 +24,8 @@ std::vector<MemoryUse> MemoryUses(const ClientMemoryPlan& memory) {
           {"optimizer state", "optimizer_bytes", memory.optimizer_bytes},
           {"workspace", "workspace_bytes", memory.workspace_bytes},
           {"staging", "staging_bytes", memory.staging_bytes},
-          {"ledger", "ledger_bytes", memory.ledger_bytes}};
+          {"ledger", "ledger_bytes", memory.ledger_bytes},
+          {"stash", "stash_bytes", memory.stash_bytes}};
 }
 
 std::string Bytes(int64_t bytes) {

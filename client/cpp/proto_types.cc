@@ -49,7 +49,8 @@ ClientMemoryPlan FromProto(const v1::MemoryPlan& memory) {
           .optimizer_bytes = memory.optimizer_bytes(),
           .workspace_bytes = memory.workspace_bytes(),
           .staging_bytes = memory.staging_bytes(),
-          .ledger_bytes = memory.ledger_bytes()};
+          .ledger_bytes = memory.ledger_bytes(),
+          .stash_bytes = memory.stash_bytes()};
 }
 
 }  // namespace

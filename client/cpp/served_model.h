@@ -52,6 +52,7 @@ struct ClientMemoryPlan {
   int64_t workspace_bytes = 0;
   int64_t staging_bytes = 0;
   int64_t ledger_bytes = 0;
+  int64_t stash_bytes = 0;
 };
 
 // A server's place among those of the same layers that are one to a run.

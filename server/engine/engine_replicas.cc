@@ -277,7 +277,7 @@ absl::StatusOr<bool> ServingEngine::SumTogether(const Generation& generation, St
   if (status.ok()) return *all_want;
   // A loss is on its way. Where none comes, and the next sums fail too, nobody would ever get further.
   if (std::exchange(failed_sums_of_, generation.number) == generation.number) {
-    Fail(Annotate(status, "the replicas can't sum their gradients, and none of them is lost: "));
+    Fail(Annotate(status, "the replicas can't sum their gradients, and none of them is lost"));
   }
   return status;
 }

@@ -48,6 +48,8 @@ absl::Status ServingEngine::ApplyOptimizer(absl::Span<const Hyperparameters> hyp
   return parameters_->Apply(hyperparameters, decision.gradient_scale);
 }
 
+void ServingEngine::ReleaseStash() { stash_->ReleaseAll(); }
+
 void ServingEngine::ReadTensor(int64_t tensor, int64_t row_begin, int64_t row_count, Done<TensorRows> done) {
   const int64_t tensors = static_cast<int64_t>(model_.tensors.size());
   if (tensor < 0 || tensor >= tensors) {

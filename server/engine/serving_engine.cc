@@ -67,6 +67,11 @@ absl::Status ServingEngine::Start(const ModelFolder& folder) {
   SHARDMLP_ASSIGN_OR_RETURN(lanes_,
                             LanePool::Create(backend_, model_.layers, plan_.tile_row_count, options_.max_call_count,
                                              options_.ReadersShare(options_.max_call_count)));
+  SHARDMLP_ASSIGN_OR_RETURN(std::shared_ptr<StashMemory> memory, StashMemory::Create(backend_, plan_.stash_bytes));
+  {
+    absl::MutexLock lock(&mutex_);
+    stash_ = std::make_unique<Stash>(std::move(memory), metrics_);
+  }
   metrics_.SetPlannedBytes(MemoryUse::kWeights, plan_.weights_bytes);
   metrics_.SetPlannedBytes(MemoryUse::kGradients, plan_.gradients_bytes);
   metrics_.SetPlannedBytes(MemoryUse::kMasterWeights, plan_.master_weights_bytes);
@@ -74,12 +79,13 @@ absl::Status ServingEngine::Start(const ModelFolder& folder) {
   metrics_.SetPlannedBytes(MemoryUse::kWorkspace, plan_.workspace_bytes);
   metrics_.SetPlannedBytes(MemoryUse::kStaging, plan_.staging_bytes);
   metrics_.SetPlannedBytes(MemoryUse::kLedger, plan_.ledger_bytes);
+  metrics_.SetPlannedBytes(MemoryUse::kStash, plan_.stash_bytes);
+  scheduler_ = std::make_unique<Scheduler>(depth);
+  sync_ = std::make_unique<JobThread>();
   if (!options_.restore.empty()) {
     SHARDMLP_RETURN_IF_ERROR(
         Annotate(StartFromCheckpoint(), absl::StrCat("can't start from checkpoint ", options_.restore)));
   }
-  scheduler_ = std::make_unique<Scheduler>(depth);
-  sync_ = std::make_unique<JobThread>();
   watch_ = std::thread([this] { WatchTime(); });
   JoinReplicas();
   absl::MutexLock lock(&mutex_);
@@ -132,6 +138,7 @@ absl::Status ServingEngine::CloseSession(int64_t session_id) {
   Outbox outbox;
   absl::MutexLock lock(&mutex_);
   if (sessions_.Close(session_id)) step_.RemoveTrainer(session_id, /*lost=*/false, outbox);
+  stash_->ReleaseSession(session_id);
   UpdateSessionMetrics();
   return absl::OkStatus();
 }
@@ -179,7 +186,10 @@ void ServingEngine::WatchTime() {
     absl::MutexLock lock(&mutex_);
     if (mutex_.AwaitWithTimeout(absl::Condition(this, &ServingEngine::stopping), period)) return;
     const absl::Time now = options_.clock();
-    for (const int64_t session_id : sessions_.Expire(now)) step_.RemoveTrainer(session_id, /*lost=*/true, outbox);
+    for (const int64_t session_id : sessions_.Expire(now)) {
+      step_.RemoveTrainer(session_id, /*lost=*/true, outbox);
+      stash_->ReleaseSession(session_id);
+    }
     step_.ExpireSeals(now, outbox);
     UpdateSessionMetrics();
     metrics_.SetQueuedTiles(scheduler_->queued_tile_count());

@@ -17,6 +17,7 @@
 #include "server/engine/parameters.h"
 #include "server/engine/scheduler.h"
 #include "server/engine/session_table.h"
+#include "server/engine/stash.h"
 #include "server/engine/step_protocol.h"
 #include "server/engine/tile_call.h"
 #include "server/engine/tile_compute.h"
@@ -80,6 +81,7 @@ class ServingEngine final : public Engine,
   void SumGradients(StepPosition of) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Apply(std::shared_ptr<const CommitSpec> decision) override;
   void ClearGradients() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReleaseStash() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Restore(int from, const std::string& checkpoint) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Propose(const StepMessage& message, Outbox& outbox) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Rejoin(Outbox& outbox) override;
@@ -96,11 +98,13 @@ class ServingEngine final : public Engine,
   absl::Status FinishTile(const Event& done) override;
   void SubmitTile(int64_t session_id, std::unique_ptr<TileJob> job) override;
   int64_t weights_version() const override { return position().weights_version; }
-  void CallFinished(int64_t session_id) override;
+  void CallFinished(const CallSpec& spec, bool answered) override;
 
   // Whether a call may start, and its layer.
   absl::Status CheckHeader(CallSpec& spec) const;
   absl::StatusOr<std::shared_ptr<Call>> StartCall(CallSpec spec, CallSink& sink);
+  // Room in the stash for a forward that asks for it, or what a backward's ticket names.
+  absl::Status UseStash(const SessionSpec& session, CallSpec& spec, Lane& lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // A backward tile that adds to the gradients: counted or not.
   absl::StatusOr<Admitted> StartAddingTile(const CallSpec& spec, const Tile& tile, TileRows rows);
   absl::Status CheckVersion(const BackwardSpec& header, int64_t weights_version) const;
@@ -174,6 +178,7 @@ class ServingEngine final : public Engine,
 
   mutable absl::Mutex mutex_;
   SessionTable sessions_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Stash> stash_ ABSL_GUARDED_BY(mutex_);
   StepProtocol step_ ABSL_GUARDED_BY(mutex_);
   std::string opened_name_ ABSL_GUARDED_BY(mutex_);  // a checkpoint that is to be restored
   std::shared_ptr<Checkpoint> opened_ ABSL_GUARDED_BY(mutex_);

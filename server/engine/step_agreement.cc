@@ -260,6 +260,7 @@ void StepProtocol::StartAttempt() {
   sealed_.reset();
   decision_ = nullptr;
   for (auto& [session_id, trainer] : trainers_) trainer.sealed = false;
+  device_.ReleaseStash();
 }
 
 void StepProtocol::AnswerSeals(const absl::StatusOr<SealResult>& result, Outbox& outbox) {

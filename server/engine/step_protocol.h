@@ -43,6 +43,8 @@ class StepDevice {
   // Applies the optimizer and clears the gradients, then StepProtocol::Applied.
   virtual void Apply(std::shared_ptr<const CommitSpec> decision) = 0;
   virtual void ClearGradients() = 0;
+  // The attempt is over: lets go of what its forwards left.
+  virtual void ReleaseStash() = 0;
   // All go on from the checkpoint that replica `from` has, then StepProtocol::Restored.
   virtual void Restore(int from, const std::string& checkpoint) = 0;
 };

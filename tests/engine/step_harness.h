@@ -46,6 +46,7 @@ class NotingDevice final : public StepDevice {
     decision = std::move(commit);
   }
   void ClearGradients() override { asked.push_back("clear"); }
+  void ReleaseStash() override {}
 
   std::vector<std::string> asked;  // in order
   StepPosition summing;

@@ -58,6 +58,7 @@ class ModelServiceTest : public ServiceTest<v1::Model> {
       plan.workspace_bytes = 5;
       plan.staging_bytes = 6;
       plan.ledger_bytes = 7;
+      plan.stash_bytes = 8;
       return plan;
     });
     EXPECT_CALL(engine_, position()).WillOnce(Return(StepPosition{.step = 3, .attempt = 1, .weights_version = 7}));
@@ -123,8 +124,8 @@ TEST_F(ModelServiceTest, GetModelDescribesModelLimitsAndTraining) {
   const v1::MemoryPlan& memory = response.memory();
   EXPECT_THAT((std::vector<int64_t>{memory.weights_bytes(), memory.gradients_bytes(), memory.master_weights_bytes(),
                                     memory.optimizer_bytes(), memory.workspace_bytes(), memory.staging_bytes(),
-                                    memory.ledger_bytes()}),
-              ElementsAre(1, 2, 3, 4, 5, 6, 7));
+                                    memory.ledger_bytes(), memory.stash_bytes()}),
+              ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
 }
 
 TEST_F(ModelServiceTest, ChecksumsComeWhereAskedFor) {

@@ -45,6 +45,7 @@ TEST(OptionsTest, EveryFlagReachesItsOption) {
                               "--checkpoint-dir=c",
                               "--restore=latest",
                               "--workspace-bytes=256MiB",
+                              "--stash-bytes=2GiB",
                               "--memory-bytes=16GiB",
                               "--max-calls=3",
                               "--max-sessions=4",
@@ -64,6 +65,7 @@ TEST(OptionsTest, EveryFlagReachesItsOption) {
   EXPECT_EQ(options->checkpoint_dir, "c");
   EXPECT_EQ(options->restore, "latest");
   EXPECT_EQ(options->engine.workspace_bytes, 256LL << 20);
+  EXPECT_EQ(options->engine.stash_bytes, 2LL << 30);
   EXPECT_EQ(options->backend.memory_bytes, 16LL << 30);
   EXPECT_EQ(options->engine.max_call_count, 3);
   EXPECT_EQ(options->engine.max_session_count, 4);

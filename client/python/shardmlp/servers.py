@@ -22,6 +22,7 @@ class MemoryPlan:
     workspace_bytes: int
     staging_bytes: int
     ledger_bytes: int
+    stash_bytes: int
 
 
 @dataclass(frozen=True)
