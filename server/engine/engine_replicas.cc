@@ -275,6 +275,15 @@ absl::StatusOr<bool> ServingEngine::SumTogether(const Generation& generation, St
   }
   TakeGradientsBack();
   if (status.ok()) return *all_want;
+  if (status.code() == absl::StatusCode::kDataLoss) {
+    {
+      Outbox outbox;
+      absl::MutexLock lock(&mutex_);
+      step_.Stop(status, outbox);
+    }
+    sync.Meet().IgnoreError();  // none leaves before all know
+    return status;
+  }
   // A loss is on its way. Where none comes, and the next sums fail too, nobody would ever get further.
   if (std::exchange(failed_sums_of_, generation.number) == generation.number) {
     Fail(Annotate(status, "the replicas can't sum their gradients, and none of them is lost"));

@@ -39,6 +39,9 @@ class ReplicaSync {
   // Whether replicas that just started all are at `step` with the same weights.
   absl::StatusOr<bool> StartedAlike(int64_t step);
 
+  // Returns once all have called it.
+  absl::Status Meet() { return Exchange({0}).status(); }
+
   // Gradients = their sums over all replicas. Where not in place, only as long as `wanted`, which is called on the
   // device thread.
   absl::Status SumGradients(const std::function<bool()>& wanted);

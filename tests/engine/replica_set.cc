@@ -1,8 +1,10 @@
 #include "tests/engine/replica_set.h"
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "gtest/gtest.h"
 #include "tests/engine/outcome.h"
 #include "tests/kernels/layer.h"
@@ -34,6 +36,22 @@ void ReplicaSet::AwaitStep(int rank, int64_t step) {
 
 void ReplicaSet::AwaitAttempt(int rank, int64_t attempt) {
   while (engines_[rank]->engine->position().attempt < attempt) std::this_thread::yield();
+}
+
+void ReplicaSet::DeliverUntilStep(int rank, int64_t step) {
+  while (engines_[rank]->engine->position().step < step) {
+    if (!hub_.Deliver(rank)) std::this_thread::yield();
+  }
+}
+
+void ReplicaSet::DeliverUntilSumming(int rank, Trainer& trainer) {
+  const auto is_summing = [&] {
+    const auto commit = trainer.StartCommit(trainer.CommitOf(KeepFrozen{})).Wait();
+    return absl::StrContains(commit.status().message(), "being summed");
+  };
+  while (!is_summing()) {
+    if (!hub_.Deliver(rank)) std::this_thread::yield();
+  }
 }
 
 std::vector<Dense> ReplicaSet::WeightsOf(int rank) {
@@ -82,15 +100,21 @@ namespace {
 
 absl::Status TryStep(std::vector<std::unique_ptr<Trainer>>& trainers, const Batch& batch,
                      const Hyperparameters& hyperparameters) {
+  // What one replica has heard the others will in a moment.
+  const auto catch_up = [&] {
+    for (const auto& trainer : trainers) trainer->CatchUp();
+    return std::all_of(trainers.begin(), trainers.end(),
+                       [&](const auto& trainer) { return trainer->position() == trainers[0]->position(); });
+  };
+  while (!catch_up()) std::this_thread::yield();
   for (size_t rank = 0; rank < trainers.size(); ++rank) {
-    trainers[rank]->CatchUp();
     SHARDMLP_RETURN_IF_ERROR(SendPart(*trainers[rank], batch, static_cast<int>(rank)));
   }
   std::vector<Reply<SealResult>> seals;
   for (const auto& trainer : trainers) seals.push_back(trainer->StartSeal());
   for (const auto& seal : seals) SHARDMLP_RETURN_IF_ERROR(seal.Wait().status());
   for (const auto& trainer : trainers) {
-    SHARDMLP_RETURN_IF_ERROR(trainer->StartCommit(trainer->CommitOf(hyperparameters)).Wait().status());
+    SHARDMLP_RETURN_IF_ERROR(trainer->Commit(hyperparameters));
   }
   return absl::OkStatus();
 }
@@ -103,6 +127,7 @@ void TrainStep(std::vector<std::unique_ptr<Trainer>>& trainers, const Batch& bat
     const absl::Status status = TryStep(trainers, batch, hyperparameters);
     if (status.ok()) return;
     ASSERT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+    for (const auto& trainer : trainers) ASSERT_TRUE(Succeeds(trainer->Discard()));
   }
 }
 

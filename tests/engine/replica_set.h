@@ -33,6 +33,9 @@ class ReplicaSet {
   // Waits until `rank` stands at `step` or later, or at `attempt` or later.
   void AwaitStep(int rank, int64_t step);
   void AwaitAttempt(int rank, int64_t attempt);
+  // Of a set whose hub holds: delivers to `rank` until it stands at `step`, or is in the sums that `trainer` sealed.
+  void DeliverUntilStep(int rank, int64_t step);
+  void DeliverUntilSumming(int rank, Trainer& trainer);
 
   // Every tensor, as the file has it.
   std::vector<Dense> WeightsOf(int rank);

@@ -93,7 +93,7 @@ TEST_P(LostReplicaTest, WhileTheGradientsAreSummed) {
   SendBoth();
   replicas_->hub().Hold();
   const Reply<SealResult> first = trainers_[0]->StartSeal(), second = trainers_[1]->StartSeal();
-  while (replicas_->hub().Deliver(0) || replicas_->hub().Deliver(1)) continue;
+  for (int rank = 0; rank < 2; ++rank) replicas_->DeliverUntilSumming(rank, *trainers_[rank]);
   replicas_->Kill(2);
   replicas_->hub().Release();
   EXPECT_TRUE(Lost(first.Wait()));
@@ -113,8 +113,7 @@ TEST_P(LostReplicaTest, OnceTheCommitIsAtOneOfThree) {
   replicas_->hub().Hold();
   const CommitSpec commit = trainers_[0]->CommitOf(kAdamW);
   const Reply<StepPosition> first = trainers_[0]->StartCommit(commit);
-  while (replicas_->hub().Deliver(0)) continue;
-  replicas_->AwaitStep(0, 2);
+  replicas_->DeliverUntilStep(0, 2);
   replicas_->Kill(2);
   EXPECT_FALSE(first.answered()) << "the others don't have it";
   const Reply<StepPosition> again = trainers_[0]->StartCommit(commit);
@@ -185,8 +184,7 @@ TEST_F(ReplacedReplicaTest, ACommitThatOnlyTheLostOneHadIsDoneOver) {
   replicas.hub().Hold();
   const Reply<StepPosition> told = trainers[0]->StartCommit(trainers[0]->CommitOf(kAdamW));
   const Reply<StepPosition> other = trainers[1]->StartCommit(trainers[1]->CommitOf(kAdamW));
-  while (replicas.hub().Deliver(0)) continue;
-  replicas.AwaitStep(0, 2);
+  replicas.DeliverUntilStep(0, 2);
   EXPECT_FALSE(told.answered());
   trainers[0] = nullptr;
   replicas.Kill(0);
