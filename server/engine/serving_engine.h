@@ -72,6 +72,8 @@ class ServingEngine final : public Engine,
 
  private:
   class DeviceHold;
+  // As ReplicaState::step: no whole state is here; it is to come from whoever has one.
+  static constexpr int64_t kNoStep = -1;
   struct Proposal {
     int64_t generation = 0;
     std::string message;
@@ -174,7 +176,6 @@ class ServingEngine final : public Engine,
   int64_t checksums_version_ = 0;  // of the weights; 0: none yet
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<JobThread> sync_;
-  int64_t failed_sums_of_ = 0;  // for the sync thread: a generation
 
   mutable absl::Mutex mutex_;
   SessionTable sessions_ ABSL_GUARDED_BY(mutex_);

@@ -4,7 +4,6 @@
 #include <gloo/broadcast.h>
 #include <gloo/context.h>
 #include <gloo/transport/address.h>
-#include <gloo/transport/context.h>
 #include <gloo/transport/tcp/device.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
+#include "server/sync/gloo_abort.h"
 #include "server/sync/pieces.h"
 
 namespace shardmlp {
@@ -37,11 +37,11 @@ std::string Message(const std::exception& thrown) {
 // A context whose peers are found by addresses that the owner brings, instead of through a store of Gloo's.
 class MeshContext final : public gloo::Context {
  public:
-  MeshContext(const GlooDevice& device, int rank, int size) : gloo::Context(rank, size) {
+  MeshContext(const GlooDevice& device, std::shared_ptr<AbortableTransport> transport)
+      : gloo::Context(transport->rank, transport->size) {
     device_ = device;
-    transportContext_ = device->createContext(rank, size);
+    transportContext_ = std::move(transport);
   }
-  gloo::transport::Context& transport() { return *transportContext_; }
 };
 
 template <typename T>
@@ -87,19 +87,19 @@ absl::Status GlooGroup::Guarded(Run run) {
 }
 
 void GlooGroup::Listen(const GlooDevice& device) {
-  const auto context = std::make_shared<MeshContext>(device, rank_, size_);
+  const auto transport = device->createContext(rank_, size_);
   // Gloo waits for a connection five times as long as its pairs are told.
-  context->transport().setTimeout(Milliseconds(options_.connect_timeout / 5));
+  transport->setTimeout(Milliseconds(options_.connect_timeout / 5));
   addresses_.resize(size_);
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
-    const std::vector<char> address = context->transport().createPair(peer)->address().bytes();
+    const std::vector<char> address = transport->createPair(peer)->address().bytes();
     addresses_[peer].assign(address.begin(), address.end());
   }
-  context->setTimeout(Milliseconds(options_.timeout));
-  context->transport().setTimeout(Milliseconds(options_.timeout));
-  context_ = context;
-  breaker_ = context_->createUnboundBuffer(&breaker_byte_, sizeof(breaker_byte_));
+  transport->setTimeout(Milliseconds(options_.timeout));
+  transport_ = std::make_shared<AbortableTransport>(transport);
+  context_ = std::make_shared<MeshContext>(device, transport_);
+  context_->setTimeout(Milliseconds(options_.timeout));
 }
 
 absl::Status GlooGroup::Connect(const std::vector<std::string>& peers) {
@@ -173,12 +173,7 @@ void GlooGroup::Abort(absl::Status reason) {
     if (!failure_.ok()) return;
     failure_ = std::move(reason);
   }
-  if (breaker_ == nullptr) return;
-  // Closes the connections too, so that the others fail as well.
-  try {
-    breaker_->waitRecv(std::chrono::milliseconds(1));
-  } catch (const std::exception&) {
-  }
+  if (transport_ != nullptr) transport_->Abort();
 }
 
 absl::Status GlooGroup::failure() const {

@@ -17,12 +17,12 @@ namespace gloo {
 class Context;
 namespace transport {
 class Device;
-class UnboundBuffer;
 }  // namespace transport
 }  // namespace gloo
 
 namespace shardmlp {
 
+class AbortableTransport;
 using GlooDevice = std::shared_ptr<gloo::transport::Device>;
 
 // Has the thread that does the sockets' work, for any number of groups. They listen at `host`, a name or number of this
@@ -58,6 +58,8 @@ class GlooGroup final : public ReplicaGroup {
   // Any dtype, by its bytes.
   absl::Status Broadcast(int root, absl::Span<const MatrixView> matrices) override;
   void Abort(absl::Status reason) override;
+  // Of the first call that failed, or Abort's.
+  absl::Status failure() const;
 
  private:
   GlooGroup(int rank, int size, const GlooOptions& options);
@@ -68,16 +70,13 @@ class GlooGroup final : public ReplicaGroup {
   void Listen(const GlooDevice& device);
   void SumBlock(DType dtype, void* data, int64_t byte_count);
   void BroadcastBlock(int root, void* data, int64_t byte_count);
-  absl::Status failure() const;
 
   const int rank_;
   const int size_;
   const GlooOptions options_;
   std::vector<std::string> addresses_;
   std::shared_ptr<gloo::Context> context_;
-  // A wait on it, for what nobody sends, times out at once, whereupon Gloo fails all else that the context does.
-  std::unique_ptr<gloo::transport::UnboundBuffer> breaker_;
-  char breaker_byte_ = 0;
+  std::shared_ptr<AbortableTransport> transport_;
   uint32_t tag_ = 0;  // of the last collective
   std::vector<std::byte> scratch_;
 

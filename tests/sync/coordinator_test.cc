@@ -91,10 +91,15 @@ class CoordinatorTest : public ::testing::Test {
     for (int i = 0; i < count; ++i) request.mutable_addresses()->add_addresses(absl::StrCat(connection, "for", i));
     coordinator_->Receive(connection, request);
   }
-  void SendConnected(int64_t connection, int64_t generation, const std::string& error = "") {
+  void SendConnected(int64_t connection, int64_t generation) {
     v1::MeetRequest request;
     request.mutable_connected()->set_generation(generation);
-    request.mutable_connected()->set_error(error);
+    coordinator_->Receive(connection, request);
+  }
+  void SendFailed(int64_t connection, int64_t generation, const std::string& error) {
+    v1::MeetRequest request;
+    request.mutable_failed()->set_generation(generation);
+    request.mutable_failed()->set_error(error);
     coordinator_->Receive(connection, request);
   }
   void Propose(int64_t connection, int64_t generation, const std::string& message) {
@@ -175,7 +180,7 @@ TEST_F(CoordinatorTest, AMemberThatCannotConnectIsGivenUpAndTheOthersKeepTheirPl
   Join(1);
   Hello(2, 1);
   Join(2);
-  SendConnected(2, 1, "no route to host");
+  SendFailed(2, 1, "no route to host");
   EXPECT_EQ(wire_.ended[2].code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(wire_.Take(1), ElementsAre("gather 1: 0 of 2", "lost 1: rank 1 was lost: no route to host"));
   Hello(3, 1);
@@ -184,6 +189,21 @@ TEST_F(CoordinatorTest, AMemberThatCannotConnectIsGivenUpAndTheOthersKeepTheirPl
   SendAddresses(1, 1, 2);
   Mesh({1, 3}, 2);
   EXPECT_THAT(wire_.Take(3), ElementsAre("gather 2: 1 of 2", "connect: 1for1 3for1", "formed 2: 0 1"));
+}
+
+TEST_F(CoordinatorTest, ACollectiveThatFailsEndsTheGenerationAndCostsNobodyItsConnection) {
+  Start(2, OnLoss::kWait);
+  FormAll();
+  SendFailed(2, 7, "of another generation");
+  EXPECT_THAT(wire_.Take(1), IsEmpty());
+  SendFailed(2, 1, "timed out");
+  EXPECT_THAT(wire_.Take(1), ElementsAre("lost 1: a collective failed on rank 1: timed out"));
+  EXPECT_THAT(wire_.Take(2), ElementsAre("lost 1: a collective failed on rank 1: timed out"));
+  SendFailed(1, 1, "here too");
+  Join(1, {.generation = 1});
+  Join(2, {.generation = 1});
+  EXPECT_THAT(wire_.Take(2), ElementsAre("gather 2: 1 of 2"));
+  EXPECT_TRUE(wire_.ended.empty());
 }
 
 TEST_F(CoordinatorTest, MessagesGetOneOrderAndAreStableOnceAllAcknowledgedThem) {

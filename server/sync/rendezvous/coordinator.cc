@@ -84,6 +84,7 @@ void Coordinator::ReceiveFrom(int64_t connection, Peer& peer, const v1::MeetRequ
       return;
     case v1::MeetRequest::kAddresses: return ReceiveAddresses(connection, peer, request.addresses());
     case v1::MeetRequest::kConnected: return ReceiveConnected(connection, peer, request.connected());
+    case v1::MeetRequest::kFailed: return ReceiveFailed(connection, peer, request.failed());
     case v1::MeetRequest::kPropose: return ReceivePropose(connection, peer, request.propose());
     case v1::MeetRequest::kAcknowledge: return ReceiveAcknowledge(connection, peer, request.acknowledge());
     case v1::MeetRequest::kAdmit:
@@ -111,17 +112,19 @@ void Coordinator::ReceiveAddresses(int64_t connection, Peer& peer, const v1::Mes
 }
 
 void Coordinator::ReceiveConnected(int64_t connection, Peer& peer, const v1::MeshConnected& connected) {
-  if (!connected.error().empty()) {
-    if (!IsPresent(connection, connected.generation(), Phase::kGathering) &&
-        !IsPresent(connection, connected.generation(), Phase::kConnecting)) {
-      return;
-    }
-    return Drop(connection, Error(absl::StatusCode::kUnavailable, Reason::kReplicaLost, connected.error()));
-  }
   if (!IsPresent(connection, connected.generation(), Phase::kConnecting)) return;
   peer.connected = true;
   const auto is_connected = [this](int64_t member) { return peers_.at(member).connected; };
   if (std::all_of(members_.begin(), members_.end(), is_connected)) Announce();
+}
+
+void Coordinator::ReceiveFailed(int64_t connection, const Peer& peer, const v1::MeshFailed& failed) {
+  if (failed.generation() != generation_ || !IsMember(connection)) return;
+  if (phase_ == Phase::kFormed) {
+    return EndGeneration(absl::StrCat("a collective failed on rank ", peer.hello.rank(), ": ", failed.error()));
+  }
+  // It comes again, but not at once.
+  Drop(connection, Error(absl::StatusCode::kUnavailable, Reason::kReplicaLost, failed.error()));
 }
 
 void Coordinator::ReceivePropose(int64_t connection, Peer& peer, const v1::Propose& propose) {

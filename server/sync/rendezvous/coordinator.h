@@ -61,6 +61,7 @@ class Coordinator {
   void ReceiveFrom(int64_t connection, Peer& peer, const v1::MeetRequest& request);
   void ReceiveAddresses(int64_t connection, Peer& peer, const v1::MeshAddresses& addresses);
   void ReceiveConnected(int64_t connection, Peer& peer, const v1::MeshConnected& connected);
+  void ReceiveFailed(int64_t connection, const Peer& peer, const v1::MeshFailed& failed);
   void ReceivePropose(int64_t connection, Peer& peer, const v1::Propose& propose);
   void ReceiveAcknowledge(int64_t connection, Peer& peer, const v1::Acknowledge& acknowledge);
 

@@ -21,6 +21,7 @@ absl::Status LostError(absl::string_view message) {
   return Error(absl::StatusCode::kUnavailable, Reason::kReplicaLost, message);
 }
 
+// A connection of its own: one that leads nowhere any more would be found out only late.
 std::shared_ptr<grpc::Channel> ChannelTo(const std::string& coordinator) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -36,10 +37,7 @@ std::shared_ptr<grpc::Channel> ChannelTo(const std::string& coordinator) {
 }  // namespace
 
 Member::Member(const ReplicasOptions& options, std::unique_ptr<CoordinatorServer> server)
-    : options_(options),
-      channel_(ChannelTo(options.coordinator)),
-      server_(std::move(server)),
-      loop_(options.heartbeat, [this] { Tick(); }) {}
+    : options_(options), server_(std::move(server)), loop_(options.heartbeat, [this] { Tick(); }) {}
 
 Member::~Member() {
   loop_.Run([this] { Finish(nullptr); });
@@ -126,6 +124,9 @@ void Member::Tick() {
   } else if (phase_ == Phase::kJoins && now >= next_open_) {
     Open();
   }
+  if (phase_ == Phase::kFormed && mesh_ != nullptr && !mesh_->failure().ok() && !std::exchange(said_failed_, true)) {
+    SayFailed(generation_, mesh_->failure());
+  }
   if (phase_ == Phase::kJoins && generation_ == 0 && now >= joined_at_ + options_.start_timeout) {
     Refuse(Error(
         absl::StatusCode::kDeadlineExceeded, Reason::kReplicaLost,
@@ -142,7 +143,7 @@ void Member::Log(absl::Time now) {
 
 void Member::Open() {
   stream_ = std::make_unique<MemberStream>(
-      channel_, loop_,
+      ChannelTo(options_.coordinator), loop_,
       MemberStream::Calls{.received = [this](const v1::MeetResponse& response) { Received(response); },
                           .ended = [this](const absl::Status& why) { Ended(why); }});
   v1::MeetRequest request;
@@ -207,6 +208,7 @@ void Member::DropGroup(const absl::Status& why) {
   if (mesh_ != nullptr) mesh_->Abort(why);
   if (group_ != nullptr) group_->Abort(why);
   gathers_ = 0;
+  said_failed_ = false;
   mesh_.reset();
   group_.reset();
 }
@@ -228,7 +230,7 @@ void Member::Form(const v1::Formed& formed) {
   }
   generation.source = MostAdvanced(generation.members);
   gathers_ = 0;
-  group_ = std::move(mesh_);
+  group_ = mesh_;
   if (group_ == nullptr) group_ = MakeLocalGroup();
   generation.group = group_;
   phase_ = Phase::kFormed;
@@ -253,7 +255,7 @@ void Member::Gather(const v1::Gather& gather) {
     auto mesh = ListenForPeers(gather.index(), gather.member_count());
     loop_.Post([this, generation = gather.generation(), mesh = std::move(mesh)] {
       if (gathers_ != generation) return;
-      if (!mesh.ok()) return SayConnected(generation, mesh.status());
+      if (!mesh.ok()) return SayFailed(generation, mesh.status());
       mesh_ = *mesh;
       v1::MeetRequest request;
       request.mutable_addresses()->set_generation(generation);
@@ -280,15 +282,19 @@ void Member::Connect(const v1::Connect& connect) {
   mesh_loop_.Post([this, mesh = mesh_, connect] {
     const absl::Status status = mesh->Connect({connect.addresses().begin(), connect.addresses().end()});
     loop_.Post([this, generation = connect.generation(), status] {
-      if (gathers_ == generation) SayConnected(generation, status);
+      if (gathers_ != generation) return;
+      if (!status.ok()) return SayFailed(generation, status);
+      v1::MeetRequest request;
+      request.mutable_connected()->set_generation(generation);
+      stream_->Send(std::move(request));
     });
   });
 }
 
-void Member::SayConnected(int64_t generation, const absl::Status& status) {
+void Member::SayFailed(int64_t generation, const absl::Status& why) {
   v1::MeetRequest request;
-  request.mutable_connected()->set_generation(generation);
-  if (!status.ok()) request.mutable_connected()->set_error(std::string(status.message().substr(0, kMaxReasonBytes)));
+  request.mutable_failed()->set_generation(generation);
+  request.mutable_failed()->set_error(std::string(why.message().substr(0, kMaxReasonBytes)));
   stream_->Send(std::move(request));
 }
 

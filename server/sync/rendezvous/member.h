@@ -1,8 +1,6 @@
 // Replicas of several processes: one of them, which keeps a stream to rank 0's coordinator.
 #pragma once
 
-#include <grpcpp/channel.h>
-
 #include <memory>
 #include <optional>
 #include <string>
@@ -58,7 +56,7 @@ class Member final : public Replicas {
   void Lose(const absl::Status& why);
   void DropGroup(const absl::Status& why);
   void Refuse(const absl::Status& why);
-  void SayConnected(int64_t generation, const absl::Status& status);
+  void SayFailed(int64_t generation, const absl::Status& why);
   void SetMissing(std::string missing);
   // Ends the stream, with a word about why unless that is null, and is over.
   void Finish(const absl::Status* why);
@@ -66,7 +64,6 @@ class Member final : public Replicas {
   absl::StatusOr<std::shared_ptr<GlooGroup>> ListenForPeers(int index, int member_count);  // on the mesh's thread
 
   const ReplicasOptions options_;
-  const std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<CoordinatorServer> server_;
 
   Phase phase_ = Phase::kIdle;
@@ -75,7 +72,8 @@ class Member final : public Replicas {
   int64_t generation_ = 0;                       // of kFormed; else the last that was
   std::shared_ptr<ReplicaGroup> group_;          // of the generation that is formed
   int64_t gathers_ = 0;                          // the generation that is to form; 0: none
-  std::shared_ptr<GlooGroup> mesh_;              // of that one
+  std::shared_ptr<GlooGroup> mesh_;              // of that one, then of the one that is formed; null where it is alone
+  bool said_failed_ = false;                     // of that mesh
   std::unique_ptr<MemberStream> stream_;         // null: none is open
   absl::Time next_open_ = absl::InfinitePast();  // where the last one failed
   absl::Time joined_at_ = absl::InfinitePast();  // for the first time

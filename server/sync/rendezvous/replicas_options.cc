@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
 #include "server/sync/rendezvous/coordinator_server.h"
@@ -28,6 +29,10 @@ absl::Status Validate(const ReplicasOptions& options) {
   }
   if (options.size == 1) return absl::OkStatus();
   SHARDMLP_RETURN_IF_ERROR(Annotate(CheckHostAndPort(options.coordinator), "coordinator: "));
+  for (const absl::string_view everywhere : {"0.0.0.0:", "[::]:"}) {
+    if (!absl::StartsWith(options.coordinator, everywhere)) continue;
+    return Invalid(absl::StrCat("coordinator is ", options.coordinator, ", expected an address that others can call"));
+  }
   for (const auto& [name, duration] :
        {std::pair("start time-out", options.start_timeout), std::pair("heartbeat", options.heartbeat),
         std::pair("connect time-out", options.connect_timeout), std::pair("sum time-out", options.sum_timeout)}) {

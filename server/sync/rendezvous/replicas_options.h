@@ -15,7 +15,8 @@ namespace shardmlp {
 struct ReplicasOptions {
   int rank = 0;
   int size = 1;
-  // Of rank 0, where its coordinator listens and the others call; the same on all: "host:port".
+  // Of rank 0, where its coordinator listens and the others call; the same on all: "host:port". There is no TLS: who
+  // reaches it, or the ports of the sums, could take part.
   std::string coordinator;
   OnLoss on_loss = OnLoss::kWait;  // rank 0's counts
 
