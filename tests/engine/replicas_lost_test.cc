@@ -255,6 +255,31 @@ TEST_F(ReplacedReplicaTest, ASealThatWaitsTooLongForAReplicaSaysSo) {
   EXPECT_TRUE(Succeeds(trainers[0]->Seal())) << "sent again";
 }
 
+TEST_F(ReplacedReplicaTest, ATrainerThatIsLostAtOneEndsTheAttemptAtBoth) {
+  HandClock clock;
+  ReplicaParts parts;
+  parts.options = [&](int) {
+    EngineOptions options;
+    options.lease = absl::Milliseconds(40);
+    options.seal_timeout = absl::Hours(1);
+    options.clock = clock.reader();
+    return options;
+  };
+  ReplicaSet replicas(model_, 2, OnLoss::kWait, parts);
+  auto trainers = OpenTrainers(replicas, 2);
+  for (int rank = 0; rank < 2; ++rank) ASSERT_TRUE(Succeeds(SendPart(*trainers[rank], BatchOf(0), rank)));
+  const Reply<SealResult> seal = trainers[0]->StartSeal();
+  clock.Advance(absl::Milliseconds(30));
+  ASSERT_TRUE(Succeeds(replicas[0]->RenewSession(trainers[0]->session())));
+  clock.Advance(absl::Milliseconds(30));
+  EXPECT_TRUE(Fails(seal.Wait(), absl::StatusCode::kAborted, Reason::kStepAborted,
+                    {"trainer rank 1 of run 'run' was lost: its lease ended"}));
+  trainers[1] = std::make_unique<Trainer>(*replicas[1], 1, 2);
+  TrainStep(trainers, BatchOf(0), kAdamW);
+  replicas.ExpectAlike();
+  EXPECT_EQ(replicas.WeightsOf(0), Undisturbed(1));
+}
+
 TEST_F(ReplacedReplicaTest, OneWhoseDeviceBreaksLeavesTheOthers) {
   LazyDevice* device = nullptr;
   ReplicaParts parts;
