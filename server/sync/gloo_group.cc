@@ -1,6 +1,5 @@
 #include "server/sync/gloo_group.h"
 
-#include <gloo/allreduce.h>
 #include <gloo/broadcast.h>
 #include <gloo/context.h>
 #include <gloo/transport/address.h>
@@ -9,18 +8,21 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <deque>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
 #include "server/sync/gloo_abort.h"
-#include "server/sync/pieces.h"
+#include "server/sync/gloo_ring.h"
 
 namespace shardmlp {
 namespace {
 
 // Of one message of a broadcast, all of which a rank has before it passes it on.
 constexpr int64_t kBroadcastBytes = 8 << 20;
+// Of what is summed at once. Bounds the copies of what is not dense.
+constexpr int64_t kSumBytes = 1 << 30;
 
 std::chrono::milliseconds Milliseconds(absl::Duration duration) {
   return absl::ToChronoMilliseconds(std::max(duration, absl::Milliseconds(1)));
@@ -43,12 +45,6 @@ class MeshContext final : public gloo::Context {
     transportContext_ = std::move(transport);
   }
 };
-
-template <typename T>
-void Add(void* sum, const void* a, const void* b, size_t count) {
-  auto* c = static_cast<T*>(sum);
-  for (size_t i = 0; i < count; ++i) c[i] = static_cast<const T*>(a)[i] + static_cast<const T*>(b)[i];
-}
 
 }  // namespace
 
@@ -119,13 +115,28 @@ absl::Status GlooGroup::AllReduceSum(absl::Span<const MatrixView> matrices) {
     return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidDType,
                  absl::StrCat("sum of ", matrix.ToString(), ", expected f32 or f64"));
   }
+  const std::vector<Piece> pieces = CutIntoPieces(matrices);
   return Guarded([&] {
-    for (const Piece& piece : CutIntoPieces(matrices)) {
-      const PieceBlock block(piece, scratch_);
-      SumBlock(piece.front().dtype, block.data(), block.byte_count());
-      block.Store();
+    for (size_t begin = 0, end = 0; begin < pieces.size(); begin = end) {
+      int64_t bytes = 0;
+      for (; end < pieces.size() && pieces[end].front().dtype == pieces[begin].front().dtype && bytes < kSumBytes;
+           ++end) {
+        bytes += ByteCount(pieces[end]);
+      }
+      SumPieces(absl::MakeSpan(pieces).subspan(begin, end - begin));
     }
   });
+}
+
+void GlooGroup::SumPieces(absl::Span<const Piece> pieces) {
+  std::deque<PieceBlock> blocks;
+  std::vector<MemoryBlock> memory;
+  for (const Piece& piece : pieces) {
+    const PieceBlock& block = blocks.emplace_back(piece);
+    memory.push_back({block.data(), block.byte_count()});
+  }
+  RingSum(*context_, pieces.front().front().dtype, memory, ++tag_, Milliseconds(options_.timeout));
+  for (const PieceBlock& block : blocks) block.Store();
 }
 
 absl::Status GlooGroup::Broadcast(int root, absl::Span<const MatrixView> matrices) {
@@ -134,7 +145,7 @@ absl::Status GlooGroup::Broadcast(int root, absl::Span<const MatrixView> matrice
   }
   return Guarded([&] {
     for (const Piece& piece : CutIntoPieces(matrices)) {
-      const PieceBlock block(piece, scratch_);
+      const PieceBlock block(piece);
       for (int64_t begin = 0; begin < block.byte_count(); begin += kBroadcastBytes) {
         BroadcastBlock(root, static_cast<char*>(block.data()) + begin,
                        std::min(kBroadcastBytes, block.byte_count() - begin));
@@ -142,20 +153,6 @@ absl::Status GlooGroup::Broadcast(int root, absl::Span<const MatrixView> matrice
       if (rank_ != root) block.Store();
     }
   });
-}
-
-void GlooGroup::SumBlock(DType dtype, void* data, int64_t byte_count) {
-  gloo::AllreduceOptions options(context_);
-  if (dtype == DType::kF64) {
-    options.setOutput(static_cast<double*>(data), byte_count / sizeof(double));
-    options.setReduceFunction(Add<double>);
-  } else {
-    options.setOutput(static_cast<float*>(data), byte_count / sizeof(float));
-    options.setReduceFunction(Add<float>);
-  }
-  options.setTag(++tag_);
-  options.setTimeout(Milliseconds(options_.timeout));
-  gloo::allreduce(options);
 }
 
 void GlooGroup::BroadcastBlock(int root, void* data, int64_t byte_count) {

@@ -1,7 +1,6 @@
 // A ReplicaGroup over TCP, from host memory to host memory, by Gloo.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -11,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "server/sync/pieces.h"
 #include "server/sync/replica_group.h"
 
 namespace gloo {
@@ -68,7 +68,7 @@ class GlooGroup final : public ReplicaGroup {
   template <typename Run>
   absl::Status Guarded(Run run);
   void Listen(const GlooDevice& device);
-  void SumBlock(DType dtype, void* data, int64_t byte_count);
+  void SumPieces(absl::Span<const Piece> pieces);
   void BroadcastBlock(int root, void* data, int64_t byte_count);
 
   const int rank_;
@@ -78,7 +78,6 @@ class GlooGroup final : public ReplicaGroup {
   std::shared_ptr<gloo::Context> context_;
   std::shared_ptr<AbortableTransport> transport_;
   uint32_t tag_ = 0;  // of the last collective
-  std::vector<std::byte> scratch_;
 
   mutable absl::Mutex mutex_;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);

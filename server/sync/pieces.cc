@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <utility>
 
 namespace shardmlp {
 namespace {
@@ -10,15 +12,10 @@ namespace {
 constexpr int64_t kSmallBytes = 256 << 10;
 constexpr int64_t kBucketBytes = 4 << 20;
 
-int64_t ByteCount(const Piece& piece) {
-  int64_t bytes = 0;
-  for (const MatrixView& part : piece) bytes += part.byte_count();
-  return bytes;
-}
-
-void* Reserve(std::vector<std::byte>& scratch, int64_t bytes) {
-  if (scratch.size() < static_cast<size_t>(bytes)) scratch.resize(bytes);
-  return scratch.data();
+// Null where the piece is dense.
+std::unique_ptr<std::byte[]> MemoryFor(const Piece& piece) {
+  if (piece.size() == 1 && piece.front().contiguous()) return nullptr;
+  return std::make_unique_for_overwrite<std::byte[]>(ByteCount(piece));
 }
 
 // Calls `copy` with each dense run of the piece and where it is in the block.
@@ -36,6 +33,12 @@ void ForRuns(const Piece& piece, void* block, Copy copy) {
 }
 
 }  // namespace
+
+int64_t ByteCount(const Piece& piece) {
+  int64_t bytes = 0;
+  for (const MatrixView& part : piece) bytes += part.byte_count();
+  return bytes;
+}
 
 std::vector<Piece> CutIntoPieces(absl::Span<const MatrixView> matrices) {
   std::vector<Piece> pieces;
@@ -62,17 +65,17 @@ std::vector<Piece> CutIntoPieces(absl::Span<const MatrixView> matrices) {
   return pieces;
 }
 
-PieceBlock::PieceBlock(const Piece& piece, std::vector<std::byte>& scratch)
+PieceBlock::PieceBlock(const Piece& piece)
     : piece_(piece),
       byte_count_(ByteCount(piece)),
-      in_place_(piece.size() == 1 && piece.front().contiguous()),
-      data_(in_place_ ? piece.front().data : Reserve(scratch, byte_count_)) {
-  if (in_place_) return;
+      copy_(MemoryFor(piece)),
+      data_(copy_ == nullptr ? piece.front().data : copy_.get()) {
+  if (copy_ == nullptr) return;
   ForRuns(piece_, data_, [](void* run, void* block, int64_t bytes) { std::memcpy(block, run, bytes); });
 }
 
 void PieceBlock::Store() const {
-  if (in_place_) return;
+  if (copy_ == nullptr) return;
   ForRuns(piece_, data_, [](void* run, void* block, int64_t bytes) { std::memcpy(run, block, bytes); });
 }
 

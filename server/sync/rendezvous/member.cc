@@ -124,15 +124,21 @@ void Member::Tick() {
   } else if (phase_ == Phase::kJoins && now >= next_open_) {
     Open();
   }
-  if (phase_ == Phase::kFormed && mesh_ != nullptr && !mesh_->failure().ok() && !std::exchange(said_failed_, true)) {
-    SayFailed(generation_, mesh_->failure());
-  }
+  if (phase_ == Phase::kFormed && mesh_ != nullptr) CheckMesh(now);
   if (phase_ == Phase::kJoins && generation_ == 0 && now >= joined_at_ + options_.start_timeout) {
     Refuse(Error(
         absl::StatusCode::kDeadlineExceeded, Reason::kReplicaLost,
         absl::StrCat("replicas did not start within ", absl::FormatDuration(options_.start_timeout), ": ", Missing())));
   }
   if (now >= next_log_) Log(now);
+}
+
+void Member::CheckMesh(absl::Time now) {
+  if (mesh_->failure().ok() || now < say_failed_at_) return;
+  const bool is_due = say_failed_at_ != absl::InfinitePast();
+  // Where it failed because a member is gone, that will be heard first.
+  say_failed_at_ = is_due ? absl::InfiniteFuture() : now + options_.loss_timeout;
+  if (is_due) SayFailed(generation_, mesh_->failure());
 }
 
 void Member::Log(absl::Time now) {
@@ -208,7 +214,7 @@ void Member::DropGroup(const absl::Status& why) {
   if (mesh_ != nullptr) mesh_->Abort(why);
   if (group_ != nullptr) group_->Abort(why);
   gathers_ = 0;
-  said_failed_ = false;
+  say_failed_at_ = absl::InfinitePast();
   mesh_.reset();
   group_.reset();
 }

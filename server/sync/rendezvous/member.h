@@ -44,6 +44,7 @@ class Member final : public Replicas {
 
   // On the loop's thread, as is all that is not guarded.
   void Tick();
+  void CheckMesh(absl::Time now);
   void Log(absl::Time now);
   void Open();
   void SendJoin();
@@ -69,14 +70,14 @@ class Member final : public Replicas {
   Phase phase_ = Phase::kIdle;
   ReplicaObserver* observer_ = nullptr;
   ReplicaState state_;
-  int64_t generation_ = 0;                       // of kFormed; else the last that was
-  std::shared_ptr<ReplicaGroup> group_;          // of the generation that is formed
-  int64_t gathers_ = 0;                          // the generation that is to form; 0: none
-  std::shared_ptr<GlooGroup> mesh_;              // of that one, then of the one that is formed; null where it is alone
-  bool said_failed_ = false;                     // of that mesh
-  std::unique_ptr<MemberStream> stream_;         // null: none is open
-  absl::Time next_open_ = absl::InfinitePast();  // where the last one failed
-  absl::Time joined_at_ = absl::InfinitePast();  // for the first time
+  int64_t generation_ = 0;               // of kFormed; else the last that was
+  std::shared_ptr<ReplicaGroup> group_;  // of the generation that is formed
+  int64_t gathers_ = 0;                  // the generation that is to form; 0: none
+  std::shared_ptr<GlooGroup> mesh_;      // of that one, then of the one that is formed; null where it is alone
+  absl::Time say_failed_at_ = absl::InfinitePast();  // once it is known that a collective on that mesh failed
+  std::unique_ptr<MemberStream> stream_;             // null: none is open
+  absl::Time next_open_ = absl::InfinitePast();      // where the last one failed
+  absl::Time joined_at_ = absl::InfinitePast();      // for the first time
   absl::Time next_log_ = absl::InfiniteFuture();
   absl::Time leave_by_ = absl::InfiniteFuture();  // when to end a stream that does not end by itself
 
