@@ -1,7 +1,7 @@
 # Warnings, sanitizers and include path of every target here.
 add_library(shardmlp_options INTERFACE)
 target_include_directories(shardmlp_options INTERFACE ${PROJECT_SOURCE_DIR})
-target_compile_options(shardmlp_options INTERFACE -Wall -Wextra -Werror)
+target_compile_options(shardmlp_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror>)
 if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
   # Which loops clang vectorizes is no matter of right or wrong; it complains of `omp simd` ones that it does not.
   target_compile_options(shardmlp_options INTERFACE -Wthread-safety -Wno-pass-failed)

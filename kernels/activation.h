@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -104,6 +105,31 @@ constexpr GatedValues<T> ActivateGated(T g, T u, T limit) {
     const ValueAndSlope<T> act = Activate<kind>(g);
     return {act.value * u, act.slope * u, act.value};
   }
+}
+
+template <ActivationKind kind>
+using KindTag = std::integral_constant<ActivationKind, kind>;
+
+// f(KindTag<kind>()) for every kind that is a function of one variable.
+template <typename F>
+constexpr void WithKind(ActivationKind kind, const F& f) {
+  switch (kind) {
+    case ActivationKind::kSilu: return f(KindTag<ActivationKind::kSilu>());
+    case ActivationKind::kGelu: return f(KindTag<ActivationKind::kGelu>());
+    case ActivationKind::kGeluTanh: return f(KindTag<ActivationKind::kGeluTanh>());
+    case ActivationKind::kGeluFast: return f(KindTag<ActivationKind::kGeluFast>());
+    case ActivationKind::kQuickGelu: return f(KindTag<ActivationKind::kQuickGelu>());
+    case ActivationKind::kRelu: return f(KindTag<ActivationKind::kRelu>());
+    case ActivationKind::kRelu2: return f(KindTag<ActivationKind::kRelu2>());
+    case ActivationKind::kClampedSwiglu: break;
+  }
+}
+
+// The same, and the clamped kind too.
+template <typename F>
+constexpr void WithGatedKind(ActivationKind kind, const F& f) {
+  if (kind == ActivationKind::kClampedSwiglu) return f(KindTag<ActivationKind::kClampedSwiglu>());
+  WithKind(kind, f);
 }
 
 }  // namespace shardmlp

@@ -85,6 +85,7 @@ struct DeviceInfo {
   std::string name;             // "cpu (oneDNN 2.6.3, 2 threads)"
   int64_t memory_bytes = 0;     // that this process may use for kDevice buffers
   bool unified_memory = false;  // kDevice and kStaging are the same host memory
+  int64_t host_bytes = 0;       // of host memory, for kStaging buffers and all else; memory_bytes where unified
 };
 
 // C = op(A) op(B), or C += op(A) op(B).

@@ -54,6 +54,18 @@ bool ParseLayers(string_view text, std::optional<std::pair<int, int>>& layers) {
   return true;
 }
 
+// "auto", "cpu", "cuda" or "cuda:1". False for anything else.
+bool ParseDevice(string_view text, DeviceOptions& device) {
+  device.gpu = 0;
+  if (absl::ConsumePrefix(&text, "cuda:")) {
+    device.kind = DeviceKind::kCuda;
+    return absl::SimpleAtoi(text, &device.gpu) && device.gpu >= 0;
+  }
+  if (text != "auto" && text != "cpu" && text != "cuda") return false;
+  device.kind = text == "auto" ? DeviceKind::kAuto : text == "cpu" ? DeviceKind::kCpu : DeviceKind::kCuda;
+  return true;
+}
+
 // The flags of a command line, which fill `options` while CLI11 parses it. CLI11 throws what it finds wrong.
 class Flags {
  public:
@@ -146,17 +158,21 @@ class Flags {
   }
 
   void AddResources(ServerOptions& o) {
+    AddParsed("--device", "auto|cpu|cuda|cuda:N", o.device, ParseDevice, "auto, cpu, cuda, or cuda:N for GPU N",
+              "What computes (default: auto, a GPU where there is one).");
+    AddSwitch("--tf32", o.device.tf32, "On a GPU, f32 products on TF32 tensor cores: faster, and 10 bits of operands.");
     AddBytes("--workspace-bytes", o.engine.workspace_bytes, 1, kMaxWorkspaceBytes,
              "Memory of a tile, which sets its rows (default: what 1024 rows need).");
     AddBytes("--stash-bytes", o.engine.stash_bytes, 0, kMaxStashBytes,
              "Memory in which forwards leave their input for the backward, which then need not send it (default: 0).");
-    AddBytes("--memory-bytes", o.backend.memory_bytes, 1, std::numeric_limits<int64_t>::max(),
-             "Memory that the plan may take (default: what the machine, or its cgroup, has).");
+    AddBytes("--memory-bytes", o.device.memory_bytes, 1, std::numeric_limits<int64_t>::max(),
+             "The device's memory that the plan may take (default: what the machine, its cgroup, or the GPU has).");
     AddCount("--max-calls", o.engine.max_call_count, kMaxCallCount,
-             "Calls that may be open at once; each has its own staging; half are kept for trainers (default: 8).");
+             "Calls that may be open at once; each has its own staging; half are kept for trainers; 1 only where "
+             "frozen (default: 8).");
     AddCount("--max-sessions", o.engine.max_session_count, kMaxSessions,
-             "Sessions that may be open at once; half are kept for trainers (default: 256).");
-    AddCount("--threads", o.backend.threads, kMaxThreads,
+             "Sessions that may be open at once; half are kept for trainers; 1 only where frozen (default: 256).");
+    AddCount("--threads", o.device.threads, kMaxThreads,
              "Threads that compute (default: as many as the process may run on).");
   }
 
@@ -291,6 +307,14 @@ absl::Status Validate(const ServerOptions& options) {
   if (!options.restore.empty() && options.checkpoint_dir.empty()) {
     return Invalid(absl::StrCat("--restore=", options.restore, " needs --checkpoint-dir"));
   }
+  for (const auto& [flag, count] : {std::pair("--max-calls", options.engine.max_call_count),
+                                    std::pair("--max-sessions", options.engine.max_session_count)}) {
+    if (options.engine.ReadersShare(count) > 0) continue;
+    return Invalid(
+        absl::StrCat(flag, "=", count, " leaves readers none, who have half: 2 or more were expected, or --frozen"));
+  }
+  if (options.device.tf32 && options.device.kind == DeviceKind::kCpu)
+    return Invalid("--tf32 needs a GPU, got --device=cpu");
   // Else a seal would give up on a trainer that is dead before its lease says so.
   if (options.engine.seal_timeout < options.engine.lease) {
     return Invalid(absl::StrCat("--seal-timeout=", absl::FormatDuration(options.engine.seal_timeout),

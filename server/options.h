@@ -7,7 +7,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "kernels/cpu/cpu_backend.h"
+#include "server/device.h"
 #include "server/engine/engine_options.h"
 #include "server/log.h"
 #include "server/model/model_folder.h"
@@ -19,7 +19,7 @@ namespace shardmlp {
 struct ServerOptions {
   std::string model_path;    // a Hugging Face folder
   ModelFolderOptions model;  // which layers, in which dtype
-  CpuBackendOptions backend;
+  DeviceOptions device;
   EngineOptions engine;
   RpcServerOptions rpc;
   ReplicasOptions replicas;

@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "kernels/cpu/cpu_backend.h"
 #include "kernels/status.h"
 #include "server/log.h"
 #include "server/rpc/listen_address.h"
@@ -45,10 +44,10 @@ absl::Status Server::Listen(std::ostream& out) {
 
 absl::Status Server::Load(std::ostream& out) {
   SHARDMLP_ASSIGN_OR_RETURN(const auto folder, ModelFolder::Open(options_.model_path, options_.model));
-  SHARDMLP_ASSIGN_OR_RETURN(auto backend, MakeCpuBackend(options_.backend));
+  SHARDMLP_ASSIGN_OR_RETURN(auto backend, OpenDevice(options_.device));
   SHARDMLP_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(folder->spec(), options_.engine, backend->device()));
   out << backend->device().name << "\n" << plan.ToString() << std::flush;
-  rpc_->BoundMessages(std::max(backend->device().memory_bytes - plan.total_bytes(), kLeastMessageBytes));
+  rpc_->BoundMessages(std::max(SpareHostBytes(plan, backend->device()), kLeastMessageBytes));
   EngineOptions engine = options_.engine;
   std::unique_ptr<CheckpointStore> checkpoints;
   if (!options_.checkpoint_dir.empty()) {

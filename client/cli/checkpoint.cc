@@ -18,6 +18,11 @@ absl::Status RunCheckpoint(Client& client, const std::string& action, const std:
     out << absl::StreamFormat("restored %s: step %d, attempt %d\n", name, position.step, position.attempt);
     return absl::OkStatus();
   }
+  if (action == "delete") {
+    SHARDMLP_RETURN_IF_ERROR(client.DeleteCheckpoint(name).status());
+    out << "deleted " << name << "\n";
+    return absl::OkStatus();
+  }
   SHARDMLP_ASSIGN_OR_RETURN(const std::vector<ClientCheckpoint> checkpoints, client.ListCheckpoints());
   for (const ClientCheckpoint& checkpoint : checkpoints) {
     out << absl::StreamFormat("%s  step %d  %d bytes\n", checkpoint.name, checkpoint.step, checkpoint.byte_count);

@@ -59,6 +59,7 @@ void AddCheckpointActions(CLI::App& checkpoint, CommandLine& line) {
   };
   add_name(add("save", "NAME: saves weights and optimizer state as of the last step."));
   add_name(add("restore", "NAME: goes back to them; ends the open attempt."));
+  add_name(add("delete", "NAME: takes it off the server's disk."));
   add("list", "Oldest first.");
 }
 
@@ -75,7 +76,7 @@ void AddAll(CLI::App& app, CommandLine& line) {
   // A command inherits what is set above.
   app.add_subcommand("info", "What it serves, its memory, its trainers, its step.");
   app.add_subcommand("verify", "Compares its results with f64 computed here.");
-  AddCheckpointActions(*app.add_subcommand("checkpoint", "Saves and restores checkpoints."), line);
+  AddCheckpointActions(*app.add_subcommand("checkpoint", "Saves, restores, deletes and lists checkpoints."), line);
   for (CLI::App* const command : app.get_subcommands({})) command->set_help_flag();
   app.callback([&app, &line] {
     for (const CLI::App* const command : app.get_subcommands()) line.command = command->get_name();
@@ -95,7 +96,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(absl::Span<const char* const> argum
   }
   if (line.command.empty()) return Invalid("a command is missing: info, verify or checkpoint");
   if (line.command == "checkpoint" && line.checkpoint_action.empty()) {
-    return Invalid("what to do is missing: checkpoint save, restore or list");
+    return Invalid("what to do is missing: checkpoint save, restore, delete or list");
   }
   return line;
 }

@@ -23,7 +23,7 @@ absl::StatusOr<std::vector<ClientLayer>> SelectLayers(const ServedModel& model, 
 // differences of y and dx over the largest reference. True where all are within kernels/error_bounds.h.
 absl::StatusOr<bool> Verify(Client& client, const std::vector<ClientLayer>& layers, int64_t rows, std::ostream& out);
 
-// `action`: "save" or "restore", of the checkpoint `name`, or "list".
+// `action`: "save", "restore" or "delete", of the checkpoint `name`, or "list".
 absl::Status RunCheckpoint(Client& client, const std::string& action, const std::string& name, std::ostream& out);
 
 }  // namespace shardmlp

@@ -14,6 +14,8 @@
 namespace shardmlp {
 namespace {
 
+constexpr absl::Duration kCloseTimeout = absl::Seconds(2);  // of what nobody waits for
+
 absl::StatusOr<ServedModel> ReadModel(Connections& connections, const RetryOptions& retry, bool checksums) {
   const ClientOptions& options = connections.options();
   v1::GetModelRequest request;
@@ -22,6 +24,21 @@ absl::StatusOr<ServedModel> ReadModel(Connections& connections, const RetryOptio
                             CallWithRetries(connections, retry, "GetModel", &v1::Model::Stub::async::GetModel, request,
                                             checksums ? options.checkpoint_timeout : options.connect_timeout));
   return FromProto(response);
+}
+
+// A session that the server may have opened, though its answer did not come: the same opening is answered with it.
+void CloseUnanswered(Connections& connections, const v1::OpenSessionRequest& opening) {
+  grpc::ClientContext open;
+  const auto opened = CallOnce(connections, open, "OpenSession", &v1::Training::Stub::async::OpenSession, opening,
+                               kCloseTimeout, /*interrupted=*/nullptr);
+  if (!opened.ok()) return;  // it ends with its lease
+  v1::CloseSessionRequest request;
+  request.set_session_id(opened->session_id());
+  grpc::ClientContext close;
+  CallOnce(connections, close, "CloseSession", &v1::Training::Stub::async::CloseSession, request, kCloseTimeout,
+           /*interrupted=*/nullptr)
+      .status()
+      .IgnoreError();
 }
 
 absl::Duration ToDuration(const google::protobuf::Duration& duration) {
@@ -59,16 +76,22 @@ absl::StatusOr<std::unique_ptr<Session>> Client::OpenSession(const SessionOption
   request.set_trainer_rank(options.trainer_rank);
   absl::BitGen random;
   request.set_opening_id(absl::Uniform<int64_t>(random, 1, std::numeric_limits<int64_t>::max()));
-  SHARDMLP_ASSIGN_OR_RETURN(
-      const v1::OpenSessionResponse response,
+  const absl::StatusOr<v1::OpenSessionResponse> response =
       CallWithRetries(*connections_, connections_->options().retry, "OpenSession",
-                      &v1::Training::Stub::async::OpenSession, request, connections_->options().connect_timeout));
-  const absl::Duration lease = ToDuration(response.lease());
+                      &v1::Training::Stub::async::OpenSession, request, connections_->options().connect_timeout);
+  if (!response.ok()) {
+    if (absl::IsCancelled(response.status()) || absl::IsDeadlineExceeded(response.status())) {
+      CloseUnanswered(*connections_, request);
+    }
+    return response.status();
+  }
+  const absl::Duration lease = ToDuration(response->lease());
   if (lease <= absl::ZeroDuration()) {
     return Error(absl::StatusCode::kInternal, Reason::kInvalidArgument,
                  absl::StrCat("the server granted a lease of ", absl::FormatDuration(lease)));
   }
-  return std::make_unique<Session>(*connections_, model_, response.session_id(), lease, FromProto(response.position()));
+  return std::make_unique<Session>(*connections_, model_, response->session_id(), lease,
+                                   FromProto(response->position()), response->run_under_way());
 }
 
 absl::StatusOr<int64_t> Client::ReadTensor(const std::string& name, absl::Span<char> to) {
@@ -115,6 +138,25 @@ absl::StatusOr<std::vector<ClientCheckpoint>> Client::ListCheckpoints() {
     checkpoints.push_back(FromProto(checkpoint));
   }
   return checkpoints;
+}
+
+absl::StatusOr<ClientCheckpoint> Client::DeleteCheckpoint(const std::string& name) {
+  v1::DeleteCheckpointRequest request;
+  request.set_name(name);
+  bool again = false;
+  return WithRetries(Retries(connections_->options().retry, *connections_, "DeleteCheckpoint"),
+                     [&]() -> absl::StatusOr<ClientCheckpoint> {
+                       grpc::ClientContext context;
+                       const absl::StatusOr<v1::DeleteCheckpointResponse> response = CallOnce(
+                           *connections_, context, "DeleteCheckpoint", &v1::Model::Stub::async::DeleteCheckpoint,
+                           request, connections_->options().checkpoint_timeout, connections_->options().interrupted);
+                       // An earlier try has deleted it.
+                       if (std::exchange(again, true) && ReasonOf(response.status()) == Reason::kUnknownCheckpoint) {
+                         return ClientCheckpoint{.name = name};
+                       }
+                       if (!response.ok()) return response.status();
+                       return FromProto(response->checkpoint());
+                     });
 }
 
 }  // namespace shardmlp

@@ -40,7 +40,7 @@ class Client {
   // Reads it again.
   absl::StatusOr<ServedModel> GetModel(bool checksums = false);
 
-  // The session must not outlive the client.
+  // The session must not outlive the client. One that was asked for, and whose answer was not waited for, is closed.
   absl::StatusOr<std::unique_ptr<Session>> OpenSession(const SessionOptions& options);
 
   // Fills `to`, of exactly the tensor's size, with its weights in the file's shape and ClientTensor::dtype.
@@ -52,6 +52,8 @@ class Client {
   absl::StatusOr<ClientPosition> RestoreCheckpoint(const std::string& name);
   // Oldest first.
   absl::StatusOr<std::vector<ClientCheckpoint>> ListCheckpoints();
+  // Returns what was deleted; the name alone where a lost answer said what.
+  absl::StatusOr<ClientCheckpoint> DeleteCheckpoint(const std::string& name);
 
  private:
   const std::unique_ptr<Connections> connections_;

@@ -1,5 +1,10 @@
 #include "client/cpp/served_model.h"
 
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
 namespace shardmlp {
 
 int64_t ClientTensor::byte_count() const {
@@ -20,6 +25,21 @@ const ClientTensor* ServedModel::FindTensor(const std::string& name) const {
     if (candidate.name == name) return &candidate;
   }
   return nullptr;
+}
+
+std::string ServedModel::MissingTrainers() const {
+  std::map<int, bool> sealed;
+  for (const ClientTrainer& trainer : trainers) sealed[trainer.trainer_rank] = trainer.sealed;
+  const int count = trainers.empty() ? 0 : trainers.front().trainer_count;
+  std::vector<std::string> missing;
+  for (int rank = 0; rank < count; ++rank) {
+    if (!sealed.contains(rank)) {
+      missing.push_back(absl::StrCat("rank ", rank, " (not connected)"));
+    } else if (!sealed[rank]) {
+      missing.push_back(absl::StrCat("rank ", rank));
+    }
+  }
+  return absl::StrJoin(missing, ", ");
 }
 
 }  // namespace shardmlp

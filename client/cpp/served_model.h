@@ -81,6 +81,8 @@ struct ServedModel {
   // Null where the server does not serve it.
   const ClientLayer* FindLayer(int layer) const;
   const ClientTensor* FindTensor(const std::string& name) const;
+  // "rank 1 (not connected), rank 2": those of the run that have not sealed. Empty where all have.
+  std::string MissingTrainers() const;
 };
 
 struct ClientCheckpoint {

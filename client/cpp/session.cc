@@ -15,13 +15,14 @@
 #include "kernels/status.h"
 #include "proto/wire.h"
 #include "shardmlp/v1/compute.pb.h"
+#include "shardmlp/v1/model.grpc.pb.h"
 #include "shardmlp/v1/training.grpc.pb.h"
 
 namespace shardmlp {
 namespace {
 
 constexpr absl::Duration kCloseBudget = absl::Seconds(2);
-constexpr size_t kMaxReleasedTickets = 1024;  // that one call tells of
+constexpr size_t kMaxReleasedTickets = 4096;  // that one call tells of
 
 v1::KeepInput ToProto(ClientKeepInput keep_input) {
   return keep_input == ClientKeepInput::kPinned ? v1::KEEP_INPUT_PINNED : v1::KEEP_INPUT_IF_ROOM;
@@ -63,10 +64,11 @@ absl::StatusOr<End> RunWithRetries(Connections& connections, const std::string& 
 }  // namespace
 
 Session::Session(Connections& connections, const ServedModel& model, int64_t id, absl::Duration lease,
-                 const ClientPosition& position)
+                 const ClientPosition& position, bool run_under_way)
     : connections_(connections),
       model_(model),
       id_(id),
+      run_under_way_(run_under_way),
       position_(position),
       heartbeat_(std::make_unique<Heartbeat>(connections, id, lease)) {}
 
@@ -119,7 +121,10 @@ absl::StatusOr<Forwarded> Session::Forward(int layer, ConstMatrixView x, MatrixV
   header.set_layer(layer);
   header.set_row_count(x.rows);
   header.set_dtype(ToProto(x.dtype));
-  if (options.keep_input.has_value()) header.set_keep_input(ToProto(*options.keep_input));
+  if (options.keep_input.has_value()) {
+    header.set_keep_input(ToProto(*options.keep_input));
+    header.set_call_id(next_call_id_.fetch_add(1));
+  }
   const std::vector<int64_t> released = ReleasedTickets();
   header.mutable_released_tickets()->Add(released.begin(), released.end());
 
@@ -141,7 +146,7 @@ absl::Status Session::Backward(int layer, int64_t weights_version, ConstMatrixVi
                                const BackwardOptions& options) {
   const auto& [weight_gradient, ticket, hooks] = options;
   SHARDMLP_ASSIGN_OR_RETURN(const ClientLayer* const found, FindLayer(model_, layer));
-  const bool x_dropped = x.data == nullptr && x.rows > 0 && ticket != 0;
+  const bool x_dropped = x.data == nullptr && !x.empty() && ticket != 0;
   if (!x_dropped) SHARDMLP_RETURN_IF_ERROR(CheckMatrix("x", x, x.rows, found->hidden_size, x.dtype));
   SHARDMLP_RETURN_IF_ERROR(CheckMatrix("dy", dy, x.rows, found->output_size, x.dtype));
   if (!dx.empty()) SHARDMLP_RETURN_IF_ERROR(CheckMatrix("dx", dx, x.rows, found->hidden_size, x.dtype));
@@ -206,14 +211,30 @@ absl::StatusOr<SealedStep> Session::SealStep() {
       to.set_row_count(rows);
     }
   }
-  SHARDMLP_ASSIGN_OR_RETURN(
-      const v1::SealStepResponse response,
+  const absl::StatusOr<v1::SealStepResponse> response =
       CallWithRetries(connections_, connections_.options().retry, "SealStep", &v1::Training::Stub::async::SealStep,
-                      request, connections_.options().seal_timeout));
-  const auto& sums = response.tensor_sums_of_squares();
+                      request, connections_.options().seal_timeout);
+  if (absl::IsDeadlineExceeded(response.status())) return NameMissing(response.status(), request.step());
+  SHARDMLP_RETURN_IF_ERROR(response.status());
+  const auto& sums = response->tensor_sums_of_squares();
   return SealedStep{.tensor_sums_of_squares = {sums.begin(), sums.end()},
-                    .finite = response.finite(),
-                    .non_finite_origin = response.non_finite_origin()};
+                    .finite = response->finite(),
+                    .non_finite_origin = response->non_finite_origin()};
+}
+
+absl::Status Session::NameMissing(const absl::Status& timed_out, int64_t step) {
+  grpc::ClientContext context;
+  const auto model =
+      CallOnce(connections_, context, "GetModel", &v1::Model::Stub::async::GetModel, v1::GetModelRequest(),
+               connections_.options().connect_timeout, connections_.options().interrupted);
+  const absl::StatusOr<ServedModel> served = model.ok() ? FromProto(*model) : model.status();
+  if (!served.ok()) return timed_out;
+  const std::string missing = served->MissingTrainers();
+  if (missing.empty()) return timed_out;
+  return Error(absl::StatusCode::kUnavailable, Reason::kTrainerMissing,
+               absl::StrCat("SealStep: not every trainer sealed step ", step, " within ",
+                            absl::FormatDuration(connections_.options().seal_timeout), "; missing: ", missing),
+               {{"missing", missing}});
 }
 
 absl::StatusOr<ClientPosition> Session::CommitStep(const CommitOptions& options) {
@@ -229,16 +250,18 @@ absl::StatusOr<ClientPosition> Session::CommitStep(const CommitOptions& options)
   return MoveTo(FromProto(response.position()));
 }
 
-absl::StatusOr<ClientPosition> Session::DiscardStep(const std::string& reason) {
+absl::StatusOr<ClientPosition> Session::DiscardStep(const std::string& reason, absl::Duration within) {
   v1::DiscardStepRequest request;
   const ClientPosition open = position();
   request.set_session_id(id_);
   request.set_step(open.step);
   request.set_attempt(open.attempt);
   request.set_reason(reason.substr(0, 256));
+  RetryOptions retry = connections_.options().retry;
+  retry.budget = std::min(retry.budget, within);
   const absl::StatusOr<v1::DiscardStepResponse> response =
-      CallWithRetries(connections_, connections_.options().retry, "DiscardStep",
-                      &v1::Training::Stub::async::DiscardStep, request, connections_.options().seal_timeout);
+      CallWithRetries(connections_, retry, "DiscardStep", &v1::Training::Stub::async::DiscardStep, request,
+                      std::min(connections_.options().seal_timeout, within));
   // What was to be dropped is gone already.
   if (absl::IsAborted(response.status())) return Resync();
   SHARDMLP_RETURN_IF_ERROR(response.status());

@@ -65,7 +65,7 @@ struct CommitOptions {
 // Whether the server keeps a forward's x for its backward, which then need not send it.
 enum class ClientKeepInput {
   kIfRoom,  // until that backward, or for as long as nobody else needs the room
-  kPinned,  // until Release, or the session or the step's attempt ends: the caller may drop x
+  kPinned,  // until Release, or the session ends, or the weights change: the caller may drop x
 };
 
 struct ForwardOptions {
@@ -94,13 +94,15 @@ class Session {
  public:
   // Private to Client: `connections` and `model` must outlive the session.
   Session(Connections& connections, const ServedModel& model, int64_t id, absl::Duration lease,
-          const ClientPosition& position);
+          const ClientPosition& position, bool run_under_way);
   // Closes it, ignoring the result.
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
   int64_t id() const { return id_; }
+  // Whether, when this was opened, other trainers of the run had committed steps and were there yet.
+  bool run_under_way() const { return run_under_way_; }
   // The step that backward calls go to. Changed by CommitStep, DiscardStep and Resync alone, so that an attempt that
   // ended under this session is noticed (ABORTED) and never slipped past.
   ClientPosition position() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -115,13 +117,16 @@ class Session {
   // No backward will name `ticket` any more. Never blocks: the server hears of it with the next call.
   void Release(int64_t ticket) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Says that all backward calls of this step were made, and waits for the other trainers.
+  // Says that all backward calls of this step were made, and waits for the other trainers. UNAVAILABLE
+  // (TRAINER_MISSING) names those who have not sealed, where the wait was too long for the server, or for
+  // ClientOptions::seal_timeout.
   absl::StatusOr<SealedStep> SealStep();
   // Applies the sealed step.
   absl::StatusOr<ClientPosition> CommitStep(const CommitOptions& options);
   // Drops what the step holds, sealed or not, and moves to the attempt that is open now. Succeeds also where the
-  // attempt had ended by itself.
-  absl::StatusOr<ClientPosition> DiscardStep(const std::string& reason);
+  // attempt had ended by itself. Gives up after `within`, where that is less than the client's own times.
+  absl::StatusOr<ClientPosition> DiscardStep(const std::string& reason,
+                                             absl::Duration within = absl::InfiniteDuration());
   // Rows that backward sent with weight gradients in this attempt, over all layers.
   int64_t pending_row_count() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Follows a restore: moves to the position that the server reports now.
@@ -137,11 +142,14 @@ class Session {
   // `x` [T, 0] where the header names a ticket.
   absl::Status RunBackward(const v1::BackwardHeader& header, ConstMatrixView x, ConstMatrixView dy, MatrixView dx,
                            const RowHooks& hooks);
+  // `timed_out`, of a seal that was waited for for too long; where the server says who is missing, that.
+  absl::Status NameMissing(const absl::Status& timed_out, int64_t step);
   ClientPosition MoveTo(const ClientPosition& position) ABSL_LOCKS_EXCLUDED(mutex_);
 
   Connections& connections_;
   const ServedModel& model_;
   const int64_t id_;
+  const bool run_under_way_;
   std::atomic<int64_t> next_call_id_ = 1;
 
   mutable absl::Mutex mutex_;

@@ -1,14 +1,9 @@
-#include <type_traits>
-
 #include "kernels/activation.h"
 #include "kernels/cpu/loops.h"
-#include "kernels/cpu/number.h"
+#include "kernels/number.h"
 
 namespace shardmlp {
 namespace {
-
-template <ActivationKind kind>
-using KindTag = std::integral_constant<ActivationKind, kind>;
 
 // a = act(g) * u
 struct GatedForward {
@@ -55,36 +50,6 @@ struct UngatedBackward {
     }
   }
 };
-
-// f(KindTag) for every kind that is a function of one variable.
-template <typename F>
-void WithKind(ActivationKind kind, const F& f) {
-  switch (kind) {
-    case ActivationKind::kSilu: return f(KindTag<ActivationKind::kSilu>());
-    case ActivationKind::kGelu: return f(KindTag<ActivationKind::kGelu>());
-    case ActivationKind::kGeluTanh: return f(KindTag<ActivationKind::kGeluTanh>());
-    case ActivationKind::kGeluFast: return f(KindTag<ActivationKind::kGeluFast>());
-    case ActivationKind::kQuickGelu: return f(KindTag<ActivationKind::kQuickGelu>());
-    case ActivationKind::kRelu: return f(KindTag<ActivationKind::kRelu>());
-    case ActivationKind::kRelu2: return f(KindTag<ActivationKind::kRelu2>());
-    case ActivationKind::kClampedSwiglu: break;
-  }
-}
-
-// The same, and the clamped kind too.
-template <typename F>
-void WithGatedKind(ActivationKind kind, const F& f) {
-  if (kind == ActivationKind::kClampedSwiglu) return f(KindTag<ActivationKind::kClampedSwiglu>());
-  WithKind(kind, f);
-}
-
-// f(TypeTag) for the dtypes that tiles are computed in.
-template <typename F>
-void WithComputedDType(DType dtype, const F& f) {
-  if (dtype == DType::kF32) return f(TypeTag<float>());
-  if (dtype == DType::kBF16) return f(TypeTag<BFloat16>());
-  f(TypeTag<double>());
-}
 
 // Runs Gated::Row or Ungated::Row on each row of `gate_up` and `inner`.
 template <typename Gated, typename Ungated, typename View>

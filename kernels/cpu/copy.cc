@@ -1,7 +1,7 @@
 #include <cstring>
 
 #include "kernels/cpu/loops.h"
-#include "kernels/cpu/number.h"
+#include "kernels/number.h"
 
 namespace shardmlp {
 namespace {

@@ -25,6 +25,7 @@ class CpuBackend final : public Backend {
                               team.threads(), " threads)");
     info_.memory_bytes = memory_bytes;
     info_.unified_memory = true;
+    info_.host_bytes = memory_bytes;
     SetCblasThreads(team.threads());
   }
 

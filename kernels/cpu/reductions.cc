@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "kernels/cpu/loops.h"
-#include "kernels/cpu/number.h"
+#include "kernels/number.h"
 
 namespace shardmlp {
 namespace {

@@ -2,7 +2,7 @@
 #include <variant>
 
 #include "kernels/cpu/loops.h"
-#include "kernels/cpu/number.h"
+#include "kernels/number.h"
 #include "kernels/update_rule.h"
 
 namespace shardmlp {

@@ -19,11 +19,14 @@ enum class KeepInput {
   kPinned,  // until it is released; refused where there is no room
 };
 
+inline constexpr size_t kMaxReleasedTickets = 4096;  // that one call may tell of
+
 struct ForwardSpec {
   int64_t session_id = 0;
   int layer = 0;
   int64_t row_count = 0;
   DType dtype = DType::kF32;  // on the wire
+  int64_t call_id = 0;        // the same when it is sent again; 0: it never is
   KeepInput keep_input = KeepInput::kNo;
   std::vector<int64_t> released_tickets = {};  // that no backward will name any more
 };

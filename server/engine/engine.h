@@ -90,6 +90,7 @@ class Engine {
   virtual void SaveCheckpoint(const std::string& name, Done<CheckpointInfo> done) = 0;
   virtual void RestoreCheckpoint(const std::string& name, Done<StepPosition> done) = 0;
   virtual void ListCheckpoints(Done<std::vector<CheckpointInfo>> done) = 0;
+  virtual void DeleteCheckpoint(const std::string& name, Done<CheckpointInfo> done) = 0;
 
   // Refuses new sessions and calls from now on (UNAVAILABLE, DRAINING); open ones go on.
   virtual void StartDraining() = 0;

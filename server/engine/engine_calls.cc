@@ -16,6 +16,7 @@ absl::StatusOr<std::shared_ptr<Call>> ServingEngine::StartForward(const ForwardS
   call.header.row_count = spec.row_count;
   call.header.dtype = spec.dtype;
   call.header.weight_gradient = false;
+  call.header.call_id = spec.call_id;
   call.keep_input = spec.keep_input;
   call.header.released_tickets = spec.released_tickets;
   return StartCall(call, sink);
@@ -49,6 +50,11 @@ absl::Status ServingEngine::CheckHeader(CallSpec& spec) const {
     return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidDType,
                  absl::StrCat("got ", Name(header.dtype), " activations; a server that computes in ",
                               Name(model_.dtype), " takes f32, bf16 and f16"));
+  }
+  if (header.released_tickets.size() > kMaxReleasedTickets) {
+    return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
+                 absl::StrCat("the header releases ", header.released_tickets.size(), " tickets; expected at most ",
+                              kMaxReleasedTickets));
   }
   if (spec.pass == Pass::kForward) return absl::OkStatus();
   if (header.weight_gradient && header.call_id <= 0) {
@@ -86,9 +92,10 @@ absl::StatusOr<std::shared_ptr<Call>> ServingEngine::StartCall(CallSpec spec, Ca
     SHARDMLP_RETURN_IF_ERROR(CheckVersion(header, step_.position().weights_version));
   }
   SHARDMLP_ASSIGN_OR_RETURN(std::shared_ptr<Lane> lane, lanes_->Acquire(session.role));
-  SHARDMLP_RETURN_IF_ERROR(UseStash(session, spec, *lane));
+  SHARDMLP_ASSIGN_OR_RETURN(std::shared_ptr<KeptRows> kept, UseStash(session, spec));
   CallHost& host = *this;
-  auto call = std::make_shared<TileCall>(host, sink, metrics_, spec, std::move(lane), plan_.tile_row_count);
+  TileCall::Memory memory{std::move(lane), std::move(kept)};
+  auto call = std::make_shared<TileCall>(host, sink, metrics_, spec, std::move(memory), plan_.tile_row_count);
   sessions_.CallOpened(header.session_id);
   metrics_.SetOpenCalls(++open_calls_);
   std::erase_if(calls_, [](const std::weak_ptr<TileCall>& weak) { return weak.expired(); });
@@ -96,25 +103,22 @@ absl::StatusOr<std::shared_ptr<Call>> ServingEngine::StartCall(CallSpec spec, Ca
   return call;
 }
 
-absl::Status ServingEngine::UseStash(const SessionSpec& session, CallSpec& spec, Lane& lane) {
+absl::StatusOr<std::shared_ptr<KeptRows>> ServingEngine::UseStash(const SessionSpec& session, CallSpec& spec) {
   const BackwardSpec& header = spec.header;
   for (const int64_t ticket : header.released_tickets) stash_->Release(ticket, header.session_id);
   spec.header.released_tickets.clear();
   const Stash::Call call{header.session_id, header.layer, header.row_count, header.dtype};
-  if (spec.x_kept()) {
-    SHARDMLP_ASSIGN_OR_RETURN(lane.kept, stash_->Find(header.ticket, call));
-  } else if (spec.keep_input != KeepInput::kNo) {
-    const Stash::Claim claim{.pinned = spec.keep_input == KeepInput::kPinned,
-                             .reader = session.role == SessionRole::kRead && !options_.frozen};
-    const Stash::RowSize row_size{spec.x_cols * SizeOf(header.dtype), spec.gate_up_cols * SizeOf(spec.compute_dtype)};
-    const int64_t tiles = header.row_count / plan_.tile_row_count + 1;
-    Stash::Kept kept = stash_->Keep(call, claim, row_size, tiles);
-    if (claim.pinned && kept.rows == nullptr) return stash_->Full(call, row_size);
-    spec.header.ticket = kept.ticket;
-    spec.gate_up_kept = kept.rows != nullptr && kept.rows->gate_up != nullptr;
-    lane.kept = std::move(kept.rows);
-  }
-  return absl::OkStatus();
+  if (spec.x_kept()) return stash_->Find(header.ticket, call);
+  if (spec.keep_input == KeepInput::kNo || header.row_count == 0) return nullptr;
+  const Stash::Claim claim{.pinned = spec.keep_input == KeepInput::kPinned,
+                           .reader = session.role == SessionRole::kRead,
+                           .call_id = header.call_id};
+  const Stash::RowSize row_size{spec.x_cols * SizeOf(header.dtype), spec.gate_up_cols * SizeOf(spec.compute_dtype)};
+  Stash::Kept kept = stash_->Keep(call, claim, row_size, header.row_count / plan_.tile_row_count + 1);
+  if (claim.pinned && kept.rows == nullptr) return stash_->Full(call, claim, row_size);
+  spec.header.ticket = kept.ticket;
+  spec.gate_up_kept = kept.rows != nullptr && kept.rows->gate_up != nullptr;
+  return std::move(kept.rows);
 }
 
 void ServingEngine::CallFinished(const CallSpec& spec, bool answered) {

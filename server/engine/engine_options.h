@@ -22,8 +22,8 @@ struct EngineOptions {
   std::string restore = {};                        // checkpoint to start from; empty: none
   int64_t first_weights_version = 0;  // of the loaded weights; 0: drawn at random, for no two engines alike
 
-  // Of `count` sessions or calls, those that readers may have: the rest is kept for trainers, whom no reader may shut
-  // out. A frozen server's sessions are all alike.
+  // Of `count` sessions, calls or bytes of the stash, those that readers may have: the rest is for trainers, whom no
+  // reader may shut out. A frozen server's sessions are all alike.
   int64_t ReadersShare(int64_t count) const { return frozen ? count : count / 2; }
 };
 

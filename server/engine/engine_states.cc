@@ -121,12 +121,12 @@ absl::StatusOr<StateHeader> ServingEngine::ShareState(const Generation& generati
   return shared;
 }
 
-void ServingEngine::Restore(int from, const std::string& checkpoint) {
+void ServingEngine::Restore(int from, const CheckpointEdition& checkpoint) {
   sync_->Submit(
       [this, generation = generation_, from, checkpoint] { RestoreTogether(generation.get(), from, checkpoint); });
 }
 
-void ServingEngine::RestoreTogether(const Generation* generation, int from, const std::string& checkpoint) {
+void ServingEngine::RestoreTogether(const Generation* generation, int from, const CheckpointEdition& checkpoint) {
   const DeviceHold hold(*scheduler_);
   const bool here = from == replicas_->rank();
   absl::StatusOr<int64_t> step = 0;

@@ -112,19 +112,21 @@ void ServingEngine::RestoreCheckpoint(const std::string& name, Done<StepPosition
   scheduler_->SubmitTensorJob([this, name, done = std::move(done)](absl::Status turn) mutable {
     if (turn.ok()) turn = health();
     Outbox outbox;
+    // Ahead of loading it, so that one which takes its place meanwhile is another.
+    const CheckpointEdition edition = EditionOf(name);
     if (turn.ok()) {
       absl::MutexLock lock(&mutex_);
       // Each trainer of a run asks for it, and the first has got it for all.
-      const std::optional<StepPosition> restored = step_.AlreadyRestored(name);
+      const std::optional<StepPosition> restored = step_.AlreadyRestored(edition);
       if (restored.has_value()) return outbox.Add(std::move(done), absl::StatusOr<StepPosition>(*restored));
     }
     // Everything that can be wrong with the checkpoint is found here, before anything is changed.
     absl::StatusOr<std::shared_ptr<Checkpoint>> checkpoint = turn.ok() ? OpenCheckpoint(name) : turn;
     if (!checkpoint.ok()) return outbox.Add(std::move(done), absl::StatusOr<StepPosition>(checkpoint.status()));
     absl::MutexLock lock(&mutex_);
-    opened_name_ = name;
+    opened_edition_ = edition;
     opened_ = *std::move(checkpoint);
-    step_.Restore(name, std::move(done), outbox);
+    step_.Restore(edition, std::move(done), outbox);
   });
 }
 
@@ -134,24 +136,34 @@ absl::StatusOr<std::shared_ptr<Checkpoint>> ServingEngine::OpenCheckpoint(const 
   return checkpoint;
 }
 
-absl::StatusOr<int64_t> ServingEngine::RestoreHere(const std::string& name) {
+CheckpointEdition ServingEngine::EditionOf(const std::string& name) const {
+  const absl::StatusOr<FileSum> sum = checkpoints_->Edition(name);  // where there is none, Load says why
+  return {name, sum.ok() ? absl::StrCat(sum->size, " bytes, ", absl::Hex(sum->xxh3_64)) : ""};
+}
+
+absl::StatusOr<int64_t> ServingEngine::RestoreHere(const CheckpointEdition& edition) {
   std::shared_ptr<Checkpoint> checkpoint;
   {
     absl::MutexLock lock(&mutex_);
-    if (name == opened_name_) checkpoint = std::move(opened_);
+    if (edition == opened_edition_) checkpoint = std::move(opened_);
   }
   if (checkpoint == nullptr) {
-    SHARDMLP_ASSIGN_OR_RETURN(checkpoint, OpenCheckpoint(name));
+    SHARDMLP_ASSIGN_OR_RETURN(checkpoint, OpenCheckpoint(edition.name));
   }
   // A failure leaves half of it in place, which must not be served.
-  SHARDMLP_RETURN_IF_ERROR(
-      NoteDevice(Annotate(parameters_->Restore(*checkpoint), absl::StrCat("checkpoint ", name, " in part restored"))));
+  SHARDMLP_RETURN_IF_ERROR(NoteDevice(
+      Annotate(parameters_->Restore(*checkpoint), absl::StrCat("checkpoint ", edition.name, " in part restored"))));
   return checkpoint->step();
 }
 
 void ServingEngine::ListCheckpoints(Done<std::vector<CheckpointInfo>> done) {
   if (const absl::Status status = CheckCheckpoints(); !status.ok()) return done(status);
   RunOnDevice<std::vector<CheckpointInfo>>(std::move(done), [this] { return checkpoints_->List(); });
+}
+
+void ServingEngine::DeleteCheckpoint(const std::string& name, Done<CheckpointInfo> done) {
+  if (const absl::Status status = CheckCheckpoints(); !status.ok()) return done(status);
+  RunOnDevice<CheckpointInfo>(std::move(done), [this, name] { return checkpoints_->Delete(name); });
 }
 
 }  // namespace shardmlp

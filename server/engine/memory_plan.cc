@@ -41,7 +41,9 @@ int64_t MemoryPlan::device_bytes() const {
              Sum(workspace_bytes, stash_bytes));
 }
 
-int64_t MemoryPlan::total_bytes() const { return Sum(device_bytes(), Sum(staging_bytes, ledger_bytes)); }
+int64_t MemoryPlan::host_bytes() const { return Sum(staging_bytes, ledger_bytes); }
+
+int64_t MemoryPlan::total_bytes() const { return Sum(device_bytes(), host_bytes()); }
 
 std::string MemoryPlan::ToString() const {
   std::string text = "memory plan\n";
@@ -91,12 +93,22 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& model, const EngineOption
   return plan;
 }
 
-absl::Status CheckFits(const MemoryPlan& plan, int64_t available_bytes) {
-  if (plan.total_bytes() <= available_bytes) return absl::OkStatus();
-  return Error(absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory,
-               absl::StrFormat("the memory plan takes %d bytes and %d are available; serve fewer --layers, a smaller "
-                               "--dtype, fewer --max-calls, a smaller --workspace-bytes or --stash-bytes\n%s",
-                               plan.total_bytes(), available_bytes, plan.ToString()));
+absl::Status CheckFits(const MemoryPlan& plan, const DeviceInfo& device) {
+  const auto check = [&plan](int64_t bytes, absl::string_view where, int64_t available_bytes) {
+    if (bytes <= available_bytes) return absl::OkStatus();
+    return Error(absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory,
+                 absl::StrFormat("the memory plan takes %d bytes%s and %d are available; serve fewer --layers, a "
+                                 "smaller --dtype, fewer --max-calls, a smaller --workspace-bytes or --stash-bytes\n%s",
+                                 bytes, where, available_bytes, plan.ToString()));
+  };
+  if (device.unified_memory) return check(plan.total_bytes(), "", device.memory_bytes);
+  SHARDMLP_RETURN_IF_ERROR(
+      check(plan.device_bytes(), absl::StrFormat(" of %s's memory", device.name), device.memory_bytes));
+  return check(plan.host_bytes(), " of host memory", device.host_bytes);
+}
+
+int64_t SpareHostBytes(const MemoryPlan& plan, const DeviceInfo& device) {
+  return device.host_bytes - (device.unified_memory ? plan.total_bytes() : plan.host_bytes());
 }
 
 }  // namespace shardmlp

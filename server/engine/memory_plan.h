@@ -25,6 +25,7 @@ struct MemoryPlan {
 
   // Sums, as every product above, stay at the largest int64 where they would go beyond it.
   int64_t device_bytes() const;
+  int64_t host_bytes() const;
   int64_t total_bytes() const;
   // A table for people, a line each.
   std::string ToString() const;
@@ -36,8 +37,11 @@ int TilesInFlight(const DeviceInfo& device);
 // INVALID_ARGUMENT where the workspace holds no tile of one row, or the workspace or the calls are out of range.
 absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& model, const EngineOptions& options, const DeviceInfo& device);
 
-// RESOURCE_EXHAUSTED (OUT_OF_MEMORY), with the plan, where it takes more than `available_bytes`.
-absl::Status CheckFits(const MemoryPlan& plan, int64_t available_bytes);
+// RESOURCE_EXHAUSTED (OUT_OF_MEMORY), with the plan, where it takes more than the device, or the host beside it, has.
+absl::Status CheckFits(const MemoryPlan& plan, const DeviceInfo& device);
+
+// Host memory that the plan leaves; below 0 where it does not fit.
+int64_t SpareHostBytes(const MemoryPlan& plan, const DeviceInfo& device);
 
 // Widest element on the wire that a server computing in `dtype` takes.
 DType WidestWireDType(DType dtype);

@@ -88,6 +88,15 @@ bool RollCall::InProgress(const StepPosition& open) const {
                      [&](const auto& entry) { return entry.second.in_progress && IsOf(entry.second, open); });
 }
 
+void RollCall::Committed() {
+  for (auto& [replica, report] : reports_) report.committed = !report.sealed.empty();
+}
+
+bool RollCall::CommittedElsewhere(int at) const {
+  return std::any_of(reports_.begin(), reports_.end(),
+                     [at](const auto& entry) { return entry.first != at && entry.second.committed; });
+}
+
 std::string RollCall::Missing(const StepPosition& open) const {
   const std::map<int, bool> sealed = Sealed(open);
   if (sealed.empty()) return "every trainer (not connected)";

@@ -29,6 +29,10 @@ class RollCall {
   bool AllSealed(const StepPosition& open) const;
   // Whether any replica says that it has begun the attempt.
   bool InProgress(const StepPosition& open) const;
+  // A step was committed, by the trainers of all.
+  void Committed();
+  // Whether a trainer of another replica than `at` has committed one in its session.
+  bool CommittedElsewhere(int at) const;
   // "rank 1 (not connected), rank 2"
   std::string Missing(const StepPosition& open) const;
 

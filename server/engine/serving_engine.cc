@@ -35,7 +35,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
                  absl::StrCat(backend->device().name, " does not compute in ", Name(folder.spec().dtype)));
   }
   SHARDMLP_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(folder.spec(), options, backend->device()));
-  SHARDMLP_RETURN_IF_ERROR(CheckFits(plan, backend->device().memory_bytes));
+  SHARDMLP_RETURN_IF_ERROR(CheckFits(plan, backend->device()));
   auto engine = std::make_unique<ServingEngine>(options, folder.spec(), plan, std::move(backend), std::move(replicas),
                                                 std::move(checkpoints), metrics);
   SHARDMLP_RETURN_IF_ERROR(engine->Start(folder));
@@ -67,7 +67,8 @@ absl::Status ServingEngine::Start(const ModelFolder& folder) {
   SHARDMLP_ASSIGN_OR_RETURN(lanes_,
                             LanePool::Create(backend_, model_.layers, plan_.tile_row_count, options_.max_call_count,
                                              options_.ReadersShare(options_.max_call_count)));
-  SHARDMLP_ASSIGN_OR_RETURN(std::shared_ptr<StashMemory> memory, StashMemory::Create(backend_, plan_.stash_bytes));
+  SHARDMLP_ASSIGN_OR_RETURN(std::shared_ptr<StashMemory> memory,
+                            StashMemory::Create(backend_, plan_.stash_bytes, options_.ReadersShare(plan_.stash_bytes)));
   {
     absl::MutexLock lock(&mutex_);
     stash_ = std::make_unique<Stash>(std::move(memory), metrics_);
@@ -95,10 +96,11 @@ absl::Status ServingEngine::Start(const ModelFolder& folder) {
 
 absl::Status ServingEngine::StartFromCheckpoint() {
   SHARDMLP_RETURN_IF_ERROR(CheckCheckpoints());
-  SHARDMLP_ASSIGN_OR_RETURN(const int64_t step, RestoreHere(options_.restore));
+  const CheckpointEdition edition = EditionOf(options_.restore);
+  SHARDMLP_ASSIGN_OR_RETURN(const int64_t step, RestoreHere(edition));
   Outbox outbox;
   absl::MutexLock lock(&mutex_);
-  step_.Restored(options_.restore, step, outbox);
+  step_.Restored(edition, step, outbox);
   return absl::OkStatus();
 }
 
@@ -125,7 +127,8 @@ absl::StatusOr<SessionGrant> ServingEngine::OpenSession(const SessionSpec& spec)
   SHARDMLP_ASSIGN_OR_RETURN(const int64_t session_id, sessions_.Open(spec, options_.clock()));
   if (trains) step_.AddTrainer(session_id, spec, outbox);
   UpdateSessionMetrics();
-  return SessionGrant{session_id, options_.lease, step_.position()};
+  const bool run_under_way = spec.role == SessionRole::kTrain && step_.RunUnderWay(session_id);
+  return SessionGrant{session_id, options_.lease, step_.position(), run_under_way};
 }
 
 absl::StatusOr<StepPosition> ServingEngine::RenewSession(int64_t session_id) {

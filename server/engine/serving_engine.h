@@ -4,8 +4,10 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -64,6 +66,7 @@ class ServingEngine final : public Engine,
   void SaveCheckpoint(const std::string& name, Done<CheckpointInfo> done) override;
   void RestoreCheckpoint(const std::string& name, Done<StepPosition> done) override;
   void ListCheckpoints(Done<std::vector<CheckpointInfo>> done) override;
+  void DeleteCheckpoint(const std::string& name, Done<CheckpointInfo> done) override;
 
   void StartDraining() override;
   int64_t open_call_count() const override;
@@ -84,7 +87,7 @@ class ServingEngine final : public Engine,
   void Apply(std::shared_ptr<const CommitSpec> decision) override;
   void ClearGradients() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleaseStash() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Restore(int from, const std::string& checkpoint) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Restore(int from, const CheckpointEdition& checkpoint) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Propose(const StepMessage& message, Outbox& outbox) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Rejoin(Outbox& outbox) override;
 
@@ -105,8 +108,9 @@ class ServingEngine final : public Engine,
   // Whether a call may start, and its layer.
   absl::Status CheckHeader(CallSpec& spec) const;
   absl::StatusOr<std::shared_ptr<Call>> StartCall(CallSpec spec, CallSink& sink);
-  // Room in the stash for a forward that asks for it, or what a backward's ticket names.
-  absl::Status UseStash(const SessionSpec& session, CallSpec& spec, Lane& lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Room in the stash for a forward that asks for it, or what a backward's ticket names; null for neither.
+  absl::StatusOr<std::shared_ptr<KeptRows>> UseStash(const SessionSpec& session, CallSpec& spec)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // A backward tile that adds to the gradients: counted or not.
   absl::StatusOr<Admitted> StartAddingTile(const CallSpec& spec, const Tile& tile, TileRows rows);
   absl::Status CheckVersion(const BackwardSpec& header, int64_t weights_version) const;
@@ -146,13 +150,15 @@ class ServingEngine final : public Engine,
   // False where the attempt is over at one of them.
   absl::StatusOr<bool> SumTogether(const Generation& generation, StepPosition of);
   void TakeGradientsBack();
-  void RestoreTogether(const Generation* generation, int from, const std::string& checkpoint);
+  void RestoreTogether(const Generation* generation, int from, const CheckpointEdition& checkpoint);
 
   // On the device thread, or while it is held.
   absl::Status ApplyOptimizer(absl::Span<const Hyperparameters> hyperparameters, const CommitSpec& decision);
   absl::StatusOr<std::shared_ptr<Checkpoint>> OpenCheckpoint(const std::string& name);
+  // The one that has the name now; without an edition where there is none.
+  CheckpointEdition EditionOf(const std::string& name) const;
   // The step of the checkpoint.
-  absl::StatusOr<int64_t> RestoreHere(const std::string& name);
+  absl::StatusOr<int64_t> RestoreHere(const CheckpointEdition& checkpoint);
   absl::Status StartFromCheckpoint();
   // Ends what has waited for too long, now and then.
   void WatchTime();
@@ -181,7 +187,7 @@ class ServingEngine final : public Engine,
   SessionTable sessions_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Stash> stash_ ABSL_GUARDED_BY(mutex_);
   StepProtocol step_ ABSL_GUARDED_BY(mutex_);
-  std::string opened_name_ ABSL_GUARDED_BY(mutex_);  // a checkpoint that is to be restored
+  CheckpointEdition opened_edition_ ABSL_GUARDED_BY(mutex_);  // a checkpoint that is to be restored
   std::shared_ptr<Checkpoint> opened_ ABSL_GUARDED_BY(mutex_);
 
   std::shared_ptr<const Generation> generation_ ABSL_GUARDED_BY(mutex_);  // null: none

@@ -1,9 +1,10 @@
 // What forwards leave on the server for their backward, under tickets.
 //
 // A forward that asks for it leaves its x, in the dtype of the wire, and where there is room its [G | U], in the
-// compute dtype. A later forward may take the room of older ones, since backward comes in the opposite order: first of
-// their [G | U], then of their x. So what nobody comes back for goes by itself. A backward whose ticket is gone sends
-// x. A pinned x stays, since whoever sent it has it no more.
+// compute dtype. A later forward may take the room of others: first of their [G | U], then of their x, oldest first,
+// since backward comes in the opposite order. So what nobody comes back for goes by itself. A backward whose ticket is
+// gone sends x. A pinned x stays, since whoever sent it has it no more; so that none of them is in another's way, x
+// lies at the front of the memory and [G | U] at its back.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "kernels/matrix.h"
 #include "server/engine/stash_memory.h"
@@ -41,7 +43,8 @@ class Stash {
   };
   struct Claim {
     bool pinned = false;  // x makes no room for others; what is kept of [G | U] does
-    bool reader = false;  // takes the room of other readers alone, and pins half of all at most
+    bool reader = false;  // takes the room of other readers alone, and has their share at most
+    int64_t call_id = 0;  // of the session's forward, whose tries all have it; 0: none
   };
   struct RowSize {
     int64_t x_bytes = 0;
@@ -55,10 +58,11 @@ class Stash {
   // `metrics` must outlive this.
   Stash(std::shared_ptr<StashMemory> memory, Metrics& metrics);
 
-  // Room for a forward's rows, in use until Finished.
-  Kept Keep(const Call& call, Claim claim, const RowSize& row_size, int64_t tile_count);
-  // Why there is none: FAILED_PRECONDITION (STASH_FULL).
-  absl::Status Full(const Call& call, const RowSize& row_size) const;
+  // Room for a forward's rows, in use until Finished. Takes the place of what an earlier try left.
+  Kept Keep(const Call& call, const Claim& claim, const RowSize& row_size, int64_t tile_count);
+  // Why a forward finds no room to pin x in: RESOURCE_EXHAUSTED (OVERLOADED) where calls that are open, or were cut and
+  // are not over, use it; else FAILED_PRECONDITION (STASH_FULL).
+  absl::Status Full(const Call& call, const Claim& claim, const RowSize& row_size) const;
   // What `ticket` names, in use until Finished. FAILED_PRECONDITION (TICKET_MISSING) where it is not here, or is
   // another call's.
   absl::StatusOr<std::shared_ptr<KeptRows>> Find(int64_t ticket, const Call& call);
@@ -69,7 +73,7 @@ class Stash {
   void Release(int64_t ticket, int64_t session_id);
   // The session is over.
   void ReleaseSession(int64_t session_id);
-  // The step's attempt is over.
+  // The weights are others.
   void ReleaseAll();
 
  private:
@@ -82,12 +86,17 @@ class Stash {
   };
   using Entries = std::map<int64_t, Entry>;
 
-  // Takes a piece, letting go of what lies there, oldest first. Null where that does not make room.
+  // Take a piece, letting go of what others have. Null where that does not make room.
+  std::shared_ptr<void> TakeForX(int64_t bytes, bool reader);
   std::shared_ptr<void> TakeForGateUp(int64_t bytes, bool reader);
-  std::shared_ptr<void> TakeForX(int64_t bytes, Claim claim);
-  // The oldest that has to make room for a forward, at all or of its [G | U].
-  Entries::iterator Oldest(bool reader, bool with_gate_up);
+  // The entries that a forward may take room of.
+  bool MakesRoom(const Entry& entry, bool reader) const { return entry.users == 0 && (entry.claim.reader || !reader); }
+  // Of those, the oldest that is not pinned; and with [G | U], the oldest, and the one whose [G | U] lies foremost.
+  Entries::iterator OldestX(bool reader);
+  Entries::iterator OldestGateUp(bool reader);
+  Entries::iterator ForemostGateUp(bool reader);
   void Erase(Entries::iterator entry);
+  void EraseIf(absl::FunctionRef<bool(const Entry&)> condition);
   void DropGateUp(Entry& entry);
   void AddBytes(int64_t bytes);
 
@@ -95,8 +104,7 @@ class Stash {
   Metrics& metrics_;
   Entries entries_;  // by ticket, which count up
   int64_t next_ticket_;
-  int64_t bytes_ = 0;                 // that tickets hold
-  int64_t readers_pinned_bytes_ = 0;  // of x
+  int64_t bytes_ = 0;  // that tickets hold
 };
 
 }  // namespace shardmlp

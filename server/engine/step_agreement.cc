@@ -127,9 +127,12 @@ void StepProtocol::Applied(const absl::Status& status, Outbox& outbox) {
   position_ = committed_->position;
   for (WaitingCommit& commit : waiting_commits_) untold_commits_.push_back(std::move(commit.done));
   waiting_commits_.clear();
+  for (auto& [session_id, trainer] : trainers_) trainer.committed = true;
+  roll_.Committed();
   metrics_.CountStep(StepOutcome::kCommitted);
   metrics_.SetStep(position_.step, position_.attempt);
   StartAttempt();
+  device_.ReleaseStash();
   if (committed_index_ <= stable_) CommittedByAll(outbox);
   CatchUp(outbox);
 }
@@ -155,12 +158,13 @@ void StepProtocol::Act(int from, const RestoreOrder& order, Outbox& outbox) {
   device_.Restore(from, order.checkpoint);
 }
 
-void StepProtocol::Restored(const std::string& checkpoint, absl::StatusOr<int64_t> step, Outbox& outbox) {
+void StepProtocol::Restored(const CheckpointEdition& checkpoint, absl::StatusOr<int64_t> step, Outbox& outbox) {
   const bool asked_here = phase_ == Phase::kRestoring && restoring_from_ == rank_;
   StepPosition next = NextAttempt();
   if (step.ok()) {
     CommittedByAll(outbox);
     committed_.reset();  // undone
+    device_.ReleaseStash();
     next.step = *step;
     ++next.weights_version;
   }
@@ -224,7 +228,8 @@ void StepProtocol::Received(const StepPosition& position, const std::optional<Co
   }
   committed_ = committed;
   committed_by_all_ = false;
-  restored_checkpoint_.clear();
+  restored_checkpoint_ = {};
+  device_.ReleaseStash();
   EndAttempt(position, outcome, "this replica went on from the state of another one", outbox);
 }
 
@@ -260,7 +265,6 @@ void StepProtocol::StartAttempt() {
   sealed_.reset();
   decision_ = nullptr;
   for (auto& [session_id, trainer] : trainers_) trainer.sealed = false;
-  device_.ReleaseStash();
 }
 
 void StepProtocol::AnswerSeals(const absl::StatusOr<SealResult>& result, Outbox& outbox) {

@@ -41,8 +41,9 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Sgd, learning_rate, momentum, dampening, weig
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StepPosition, step, attempt, weights_version)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(UpdateHistory, count, optimizer)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainerReport, step, attempt, run_id, trainer_count, sealed, in_progress, rows,
-                                   non_finite_origin)
+                                   non_finite_origin, committed)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AttemptEnd, step, attempt, outcome, reason)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CheckpointEdition, name, edition)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RestoreOrder, checkpoint, weights_version)
 
 static void to_json(json& to, const ParameterGroup& group) {

@@ -28,6 +28,7 @@ struct TrainerReport {
   bool in_progress = false;    // rows were added, or a trainer sealed
   LayerRows rows;              // that its trainers sent
   std::string non_finite_origin;
+  bool committed = false;  // a step, in a session that is open
 };
 
 // A replica has the sums of all replicas.
@@ -46,7 +47,7 @@ struct AttemptEnd {
 
 // All go on from a checkpoint that the proposer has.
 struct RestoreOrder {
-  std::string checkpoint;
+  CheckpointEdition checkpoint;
   int64_t weights_version = 0;  // when it was asked for
 };
 

@@ -40,7 +40,7 @@ std::vector<TrainerStatus> StepProtocol::trainers() const {
 
 void StepProtocol::AddTrainer(int64_t session_id, const SessionSpec& spec, Outbox& outbox) {
   refused_.erase(session_id);
-  if (trainers_.try_emplace(session_id, Trainer{spec, false}).second) ProposeReport(outbox);
+  if (trainers_.try_emplace(session_id, Trainer{.spec = spec}).second) ProposeReport(outbox);
 }
 
 void StepProtocol::RemoveTrainer(int64_t session_id, bool lost, Outbox& outbox) {
@@ -202,7 +202,7 @@ void StepProtocol::Discard(const DiscardSpec& spec, PositionDone done, Outbox& o
              absl::StrCat("discarded by trainer rank ", (*trainer)->spec.trainer_rank, ": ", spec.reason), outbox);
 }
 
-void StepProtocol::Restore(const std::string& checkpoint, PositionDone done, Outbox& outbox) {
+void StepProtocol::Restore(const CheckpointEdition& checkpoint, PositionDone done, Outbox& outbox) {
   if (!formed_) {
     return outbox.Add(std::move(done), absl::StatusOr<StepPosition>(ReplicasMissing(loss_)));
   }
@@ -210,8 +210,8 @@ void StepProtocol::Restore(const std::string& checkpoint, PositionDone done, Out
   peers_.Propose(RestoreOrder{checkpoint, position_.weights_version}, outbox);
 }
 
-std::optional<StepPosition> StepProtocol::AlreadyRestored(const std::string& checkpoint) const {
-  if (checkpoint != restored_checkpoint_ || !(position_ == restored_position_) || InProgress()) return std::nullopt;
+std::optional<StepPosition> StepProtocol::AlreadyRestored(const CheckpointEdition& checkpoint) const {
+  if (!(checkpoint == restored_checkpoint_) || !(position_ == restored_position_) || InProgress()) return std::nullopt;
   return position_;
 }
 
@@ -226,6 +226,7 @@ void StepProtocol::ProposeReport(Outbox& outbox) {
     report.run_id = trainer.spec.run_id;
     report.trainer_count = trainer.spec.trainer_count;
     report.sealed[trainer.spec.trainer_rank] = trainer.sealed;
+    report.committed |= trainer.committed;
     for (const auto& [layer, rows] : ledger_.RowsOf(session_id)) report.rows[layer] += rows;
   }
   peers_.Propose(report, outbox);
@@ -243,6 +244,12 @@ void StepProtocol::ProposeEnd(StepOutcome outcome, const std::string& reason, Ou
 bool StepProtocol::InProgress() const {
   return !ledger_.empty() || !waiting_seals_.empty() || (phase_ != Phase::kOpen && phase_ != Phase::kRestoring) ||
          std::any_of(trainers_.begin(), trainers_.end(), [](const auto& entry) { return entry.second.sealed; });
+}
+
+bool StepProtocol::RunUnderWay(int64_t session_id) const {
+  return roll_.CommittedElsewhere(rank_) || std::any_of(trainers_.begin(), trainers_.end(), [&](const auto& entry) {
+           return entry.first != session_id && entry.second.committed;
+         });
 }
 
 bool StepProtocol::Idle() const {

@@ -43,10 +43,10 @@ class StepDevice {
   // Applies the optimizer and clears the gradients, then StepProtocol::Applied.
   virtual void Apply(std::shared_ptr<const CommitSpec> decision) = 0;
   virtual void ClearGradients() = 0;
-  // The attempt is over: lets go of what its forwards left.
+  // The weights are others: lets go of what forwards on those before left.
   virtual void ReleaseStash() = 0;
   // All go on from the checkpoint that replica `from` has, then StepProtocol::Restored.
-  virtual void Restore(int from, const std::string& checkpoint) = 0;
+  virtual void Restore(int from, const CheckpointEdition& checkpoint) = 0;
 };
 
 // The other replicas. Called under the engine's lock; acts through the outbox.
@@ -75,6 +75,8 @@ class StepProtocol {
   std::vector<TrainerStatus> trainers() const;
   // Whether anyone here has added to the attempt, or sealed it.
   bool InProgress() const;
+  // Whether another than `session_id` has committed a step since it was added.
+  bool RunUnderWay(int64_t session_id) const;
   // Whether nothing would be lost if the attempt ended now, on any replica as far as is known.
   bool Idle() const;
 
@@ -99,15 +101,15 @@ class StepProtocol {
   void Commit(const CommitSpec& spec, PositionDone done, Outbox& outbox);
   void Discard(const DiscardSpec& spec, PositionDone done, Outbox& outbox);
   // Ends the attempt and goes on from a checkpoint; does nothing where that is where the last restore led to.
-  void Restore(const std::string& checkpoint, PositionDone done, Outbox& outbox);
+  void Restore(const CheckpointEdition& checkpoint, PositionDone done, Outbox& outbox);
   // Where the last restore led to, if it was of `checkpoint` and nothing has happened since.
-  std::optional<StepPosition> AlreadyRestored(const std::string& checkpoint) const;
+  std::optional<StepPosition> AlreadyRestored(const CheckpointEdition& checkpoint) const;
 
   // What the device was asked for, done. The sums are ignored where that attempt has ended; a failure ends the attempt.
   void Summed(StepPosition of, absl::StatusOr<std::vector<double>> sums, Outbox& outbox);
   void Applied(const absl::Status& status, Outbox& outbox);
   // The step of the checkpoint.
-  void Restored(const std::string& checkpoint, absl::StatusOr<int64_t> step, Outbox& outbox);
+  void Restored(const CheckpointEdition& checkpoint, absl::StatusOr<int64_t> step, Outbox& outbox);
 
   // A generation of the replicas, by rank, has formed, and this one has its state. Then what they agree on, in order,
   // until it is lost.
@@ -131,6 +133,7 @@ class StepProtocol {
   struct Trainer {
     SessionSpec spec;
     bool sealed = false;
+    bool committed = false;  // any step
   };
   // One a session.
   struct WaitingSeal {
@@ -216,7 +219,7 @@ class StepProtocol {
   bool committed_by_all_ = true;              // that is, all replicas have it
   std::vector<PositionDone> untold_commits_;  // of committed_, until then
   int restoring_from_ = 0;
-  std::string restored_checkpoint_;  // the last, and where that led
+  CheckpointEdition restored_checkpoint_;  // the last, and where that led
   StepPosition restored_position_;
 };
 

@@ -32,11 +32,19 @@ struct SessionGrant {
   int64_t session_id = 0;
   absl::Duration lease;
   StepPosition position;
+  bool run_under_way = false;  // others of the run have committed in their sessions
 };
 
 struct TrainerStatus {
   SessionSpec spec;
   bool sealed = false;
+};
+
+// A checkpoint by its name, and what it is whose name may be another's later.
+struct CheckpointEdition {
+  std::string name;
+  std::string edition;
+  friend bool operator==(const CheckpointEdition&, const CheckpointEdition&) = default;
 };
 
 using LayerRows = std::map<int, int64_t>;  // layer index -> rows

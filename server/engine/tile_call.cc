@@ -42,13 +42,13 @@ struct TileCall::HashState {
 class TileCall::Job final : public TileJob {
  public:
   Job(std::shared_ptr<TileCall> call, const Tile& tile) : call_(std::move(call)), tile_(tile) {}
-  void Start() override { call_->StartTile(tile_, lane_, done_); }
-  void Finish() override { call_->FinishTile(tile_, std::move(lane_), done_.get()); }
+  void Start() override { call_->StartTile(tile_, memory_, done_); }
+  void Finish() override { call_->FinishTile(tile_, std::move(memory_), done_.get()); }
 
  private:
   const std::shared_ptr<TileCall> call_;
   const Tile tile_;
-  std::shared_ptr<Lane> lane_;  // while the tile is on the device
+  Memory memory_;  // while the tile is on the device
   std::unique_ptr<Event> done_;
 };
 
@@ -67,7 +67,7 @@ class TileCall::ResultHold {
   const int output_;
 };
 
-TileCall::TileCall(CallHost& host, CallSink& sink, Metrics& metrics, const CallSpec& spec, std::shared_ptr<Lane> lane,
+TileCall::TileCall(CallHost& host, CallSink& sink, Metrics& metrics, const CallSpec& spec, Memory memory,
                    int64_t tile_rows)
     : host_(host),
       sink_(sink),
@@ -75,7 +75,7 @@ TileCall::TileCall(CallHost& host, CallSink& sink, Metrics& metrics, const CallS
       spec_(spec),
       tile_rows_(tile_rows),
       hash_(std::make_unique<HashState>()),
-      lane_(std::move(lane)) {
+      memory_(std::move(memory)) {
   absl::MutexLock lock(&mutex_);
   for (int i = kLaneDepth - 1; i >= 0; --i) {
     free_inputs_.push_back(i);
@@ -110,14 +110,14 @@ absl::Status TileCall::CheckShard(int64_t row_offset, int64_t row_count, int64_t
   return absl::OkStatus();
 }
 
-std::shared_ptr<Lane> TileCall::OpenLane() const {
+TileCall::Memory TileCall::OpenMemory() const {
   absl::MutexLock lock(&mutex_);
-  return lane_;
+  return memory_;
 }
 
 bool TileCall::SetFinished() {
   if (finished()) return false;
-  lane_ = nullptr;
+  memory_ = {};
   waiting_.clear();
   return true;
 }
@@ -125,7 +125,7 @@ bool TileCall::SetFinished() {
 absl::StatusOr<int64_t> TileCall::Place(int64_t row_offset, int64_t row_count, int64_t skip, const ByteSource& x,
                                         const ByteSource* dy) {
   SHARDMLP_RETURN_IF_ERROR(CheckShard(row_offset, row_count, skip, x, dy));
-  const std::shared_ptr<Lane> lane = OpenLane();
+  const std::shared_ptr<Lane> lane = OpenMemory().lane;
   if (lane == nullptr) return Error(absl::StatusCode::kCancelled, Reason::kCancelled, "the call is over");
   int64_t placed = 0;
   while (placed < row_count - skip) {
@@ -263,10 +263,10 @@ TileRows TileCall::RowsOf(const Tile& tile, const Lane& lane) const {
   return rows;
 }
 
-TileRows TileCall::RowsToCompute(Tile& tile, const Lane& lane) const {
-  TileRows rows = RowsOf(tile, lane);
-  if (lane.kept == nullptr) return rows;
-  KeptRows& kept = *lane.kept;
+TileRows TileCall::RowsToCompute(Tile& tile, const Memory& memory) const {
+  TileRows rows = RowsOf(tile, *memory.lane);
+  if (memory.kept == nullptr) return rows;
+  KeptRows& kept = *memory.kept;
   const int64_t call_rows = spec_.header.row_count;
   const auto rows_of = [&](void* data, int64_t cols, DType dtype) {
     return MatrixView(data, call_rows, cols, dtype).Rows(tile.row_begin, tile.row_count);
@@ -285,12 +285,12 @@ TileRows TileCall::RowsToCompute(Tile& tile, const Lane& lane) const {
   return rows;
 }
 
-void TileCall::StartTile(const Tile& tile, std::shared_ptr<Lane>& lane, std::unique_ptr<Event>& done) {
-  lane = OpenLane();
-  if (lane == nullptr) return;
+void TileCall::StartTile(const Tile& tile, Memory& memory, std::unique_ptr<Event>& done) {
+  memory = OpenMemory();
+  if (memory.lane == nullptr) return;
   metrics_.ObserveStage(spec_.pass, Stage::kQueue, absl::Now() - tile.complete);
   Tile computed = tile;
-  const TileRows rows = RowsToCompute(computed, *lane);
+  const TileRows rows = RowsToCompute(computed, memory);
   absl::StatusOr<CallHost::Admitted> admitted = host_.StartTile(spec_, computed, rows);
   absl::Status status = admitted.status();
   if (status.ok() && weights_version_ != 0 && admitted->weights_version != weights_version_) {
@@ -299,7 +299,7 @@ void TileCall::StartTile(const Tile& tile, std::shared_ptr<Lane>& lane, std::uni
   }
   if (!status.ok()) {
     if (admitted.ok()) host_.FinishTile(*admitted->done).IgnoreError();
-    lane = nullptr;
+    memory = {};
     return Fail(status);
   }
   weights_version_ = admitted->weights_version;
@@ -309,13 +309,15 @@ void TileCall::StartTile(const Tile& tile, std::shared_ptr<Lane>& lane, std::uni
   if (admitted->repeated) repeated_rows_ += tile.row_count;
 }
 
-void TileCall::FinishTile(const Tile& tile, std::shared_ptr<Lane> lane, const Event* done) {
+void TileCall::FinishTile(const Tile& tile, Memory memory, const Event* done) {
   if (done == nullptr) return;
-  if (const absl::Status status = host_.FinishTile(*done); !status.ok()) {
-    lane = nullptr;
+  const absl::Status status = host_.FinishTile(*done);
+  memory.kept = nullptr;
+  if (!status.ok()) {
+    memory.lane = nullptr;
     return Fail(status);
   }
-  Deliver(tile, std::move(lane));
+  Deliver(tile, std::move(memory.lane));
 }
 
 void TileCall::Deliver(const Tile& tile, std::shared_ptr<Lane> lane) {
@@ -331,7 +333,7 @@ void TileCall::Deliver(const Tile& tile, std::shared_ptr<Lane> lane) {
   metrics_.AddRows(spec_.pass, tile.row_count);
   if (room) sink_.OnRoom();
   // OnRoom may have cancelled.
-  if (tile.output >= 0 && OpenLane() != nullptr) {
+  if (tile.output >= 0 && OpenMemory().lane != nullptr) {
     const TileRows rows = RowsOf(tile, *lane);
     metrics_.AddPayloadBytes(0, rows.result.byte_count());
     sink_.OnResult({tile.row_begin, tile.row_count, rows.result.as<char>(), rows.result.byte_count(),

@@ -16,6 +16,7 @@
 #include "server/engine/call.h"
 #include "server/engine/lane.h"
 #include "server/engine/scheduler.h"
+#include "server/engine/stash.h"
 #include "server/engine/tile_compute.h"
 #include "server/metrics.h"
 #include "server/model/model_spec.h"
@@ -77,12 +78,18 @@ class CallHost {
 // Locks `mutex_` for a few assignments at a time, and calls out with no lock held, except that it submits its tiles
 // under it, so that they stay in order whichever threads give outputs back. After CallHost::CallFinished it touches the
 // host no more, so that results which are still being sent may outlive the engine. Its lane goes back once the call is
-// over, no tile of it is on the device and no result of it is being sent, however long the object itself is kept.
+// over, no tile of it is on the device and no result of it is being sent, however long the object itself is kept; its
+// rows of the stash do whatever is being sent.
 class TileCall final : public Call, public std::enable_shared_from_this<TileCall> {
  public:
+  // What tiles use. `kept`: the call's rows in the stash; null for none.
+  struct Memory {
+    std::shared_ptr<Lane> lane;
+    std::shared_ptr<KeptRows> kept;
+  };
+
   // `host`, `sink` and `metrics` must live until the call is finished.
-  TileCall(CallHost& host, CallSink& sink, Metrics& metrics, const CallSpec& spec, std::shared_ptr<Lane> lane,
-           int64_t tile_rows);
+  TileCall(CallHost& host, CallSink& sink, Metrics& metrics, const CallSpec& spec, Memory memory, int64_t tile_rows);
   ~TileCall() override;
 
   absl::StatusOr<int64_t> Place(int64_t row_offset, int64_t row_count, int64_t skip, const ByteSource& x,
@@ -99,8 +106,8 @@ class TileCall final : public Call, public std::enable_shared_from_this<TileCall
 
   absl::Status CheckShard(int64_t row_offset, int64_t row_count, int64_t skip, const ByteSource& x,
                           const ByteSource* dy) const;
-  // Null once the call is over.
-  std::shared_ptr<Lane> OpenLane() const;
+  // Without a lane once the call is over.
+  Memory OpenMemory() const;
   // Takes a free input for the tile that is filled next. False where there is none, and then OnRoom will follow.
   bool TakeInput();
   // Copies rows of a shard into the tile that is being filled.
@@ -110,23 +117,23 @@ class TileCall final : public Call, public std::enable_shared_from_this<TileCall
   // Sends full tiles to the device for as long as outputs are free.
   void SubmitReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // The job's two halves, on the device thread. They hold the lane in between, and let go of it before they say that
+  // The job's two halves, on the device thread. They hold the memory in between, and let go of it before they say that
   // the call is over.
-  void StartTile(const Tile& tile, std::shared_ptr<Lane>& lane, std::unique_ptr<Event>& done);
-  void FinishTile(const Tile& tile, std::shared_ptr<Lane> lane, const Event* done);
+  void StartTile(const Tile& tile, Memory& memory, std::unique_ptr<Event>& done);
+  void FinishTile(const Tile& tile, Memory memory, const Event* done);
   void Deliver(const Tile& tile, std::shared_ptr<Lane> lane);
   void ReleaseOutput(int output);
 
   // From now on the call is over. False where it was before.
   bool SetFinished() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool finished() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return lane_ == nullptr; }
+  bool finished() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return memory_.lane == nullptr; }
   // Tells host and sink, after SetFinished.
   void Finish(absl::StatusOr<CallSummary> summary);
   bool NotDelivering() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !delivering_; }
   CallSummary Summary() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   TileRows RowsOf(const Tile& tile, const Lane& lane) const;
   // The tile's rows as the device gets them: with those of the stash, where they are kept there. On the device thread.
-  TileRows RowsToCompute(Tile& tile, const Lane& lane) const;
+  TileRows RowsToCompute(Tile& tile, const Memory& memory) const;
 
   CallHost& host_;
   CallSink& sink_;
@@ -145,7 +152,7 @@ class TileCall final : public Call, public std::enable_shared_from_this<TileCall
   int64_t weights_version_ = 0;  // of the first tile; 0 before it
 
   mutable absl::Mutex mutex_;
-  std::shared_ptr<Lane> lane_ ABSL_GUARDED_BY(mutex_);  // null once the call is over
+  Memory memory_ ABSL_GUARDED_BY(mutex_);  // without a lane once the call is over
   std::vector<int> free_inputs_ ABSL_GUARDED_BY(mutex_);
   std::vector<int> free_outputs_ ABSL_GUARDED_BY(mutex_);
   std::deque<Tile> waiting_ ABSL_GUARDED_BY(mutex_);  // full, for an output to be free; in order

@@ -36,6 +36,16 @@ absl::Status Corrupt(absl::string_view message) {
   return Error(absl::StatusCode::kDataLoss, Reason::kCheckpointCorrupt, message);
 }
 
+absl::Status Unknown(absl::string_view path, absl::string_view name) {
+  return Error(absl::StatusCode::kNotFound, Reason::kUnknownCheckpoint,
+               absl::StrCat("there is no checkpoint ", name, " in ", path));
+}
+
+absl::Status NoCheckpoint(absl::string_view target, absl::string_view what) {
+  return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
+               absl::StrCat(target, " is no checkpoint; it is not ", what));
+}
+
 bool IsFolder(const std::string& path) {
   std::error_code error;
   return fs::is_directory(path, error);
@@ -90,8 +100,8 @@ absl::StatusOr<SafetensorsFile> OpenVerified(const Manifest& manifest, const std
 
 class VerifiedCheckpoint final : public Checkpoint {
  public:
-  VerifiedCheckpoint(const Manifest& manifest, std::array<SafetensorsFile, 2> files)
-      : step_(manifest.step), files_(std::move(files)) {
+  VerifiedCheckpoint(const Manifest& manifest, FileDescriptor share, std::array<SafetensorsFile, 2> files)
+      : step_(manifest.step), share_(std::move(share)), files_(std::move(files)) {
     for (const ManifestTensor& tensor : manifest.tensors) updates_.push_back(tensor.updates);
   }
 
@@ -133,6 +143,7 @@ class VerifiedCheckpoint final : public Checkpoint {
 
   int64_t step_;
   std::vector<UpdateHistory> updates_;
+  FileDescriptor share_;
   std::array<SafetensorsFile, 2> files_;  // weights, optimizer
 };
 
@@ -240,8 +251,7 @@ absl::StatusOr<CheckpointInfo> CheckpointStore::Save(const std::string& name, co
   SHARDMLP_ASSIGN_OR_RETURN(const FileDescriptor lock, LockFolder(path_));
   SHARDMLP_RETURN_IF_ERROR(Recover(path_));
   if (const std::string target = absl::StrCat(path_, "/", name); IsForeign(target)) {
-    return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
-                 absl::StrCat(target, " is no checkpoint; it is not replaced"));
+    return NoCheckpoint(target, "replaced");
   }
   SHARDMLP_ASSIGN_OR_RETURN(const std::string saving, MakeSavingFolder(path_, name));
   absl::Status status = WriteFiles(saving, state, manifest);
@@ -255,16 +265,37 @@ absl::StatusOr<CheckpointInfo> CheckpointStore::Save(const std::string& name, co
 absl::StatusOr<std::unique_ptr<Checkpoint>> CheckpointStore::Load(const std::string& name) const {
   SHARDMLP_RETURN_IF_ERROR(CheckCheckpointName(name));
   const std::string folder = absl::StrCat(path_, "/", name);
-  if (!IsFolder(folder)) {
-    return Error(absl::StatusCode::kNotFound, Reason::kUnknownCheckpoint,
-                 absl::StrCat("there is no checkpoint ", name, " in ", path_));
-  }
+  if (!IsFolder(folder)) return Unknown(path_, name);
+  SHARDMLP_ASSIGN_OR_RETURN(FileDescriptor share, ShareCheckpoint(folder));
   SHARDMLP_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(folder));
   SHARDMLP_RETURN_IF_ERROR(CheckModel(manifest, model_, absl::StrCat(folder, "/", kManifestName)));
   SHARDMLP_ASSIGN_OR_RETURN(SafetensorsFile weights, OpenVerified(manifest, folder, kWeightsName));
   SHARDMLP_ASSIGN_OR_RETURN(SafetensorsFile optimizer, OpenVerified(manifest, folder, kOptimizerName));
-  return std::make_unique<VerifiedCheckpoint>(manifest,
+  return std::make_unique<VerifiedCheckpoint>(manifest, std::move(share),
                                               std::array<SafetensorsFile, 2>{std::move(weights), std::move(optimizer)});
+}
+
+absl::StatusOr<CheckpointInfo> CheckpointStore::Delete(const std::string& name) {
+  SHARDMLP_RETURN_IF_ERROR(CheckCheckpointName(name));
+  SHARDMLP_ASSIGN_OR_RETURN(const FileDescriptor lock, LockFolder(path_));
+  SHARDMLP_RETURN_IF_ERROR(Recover(path_));
+  const std::string folder = absl::StrCat(path_, "/", name);
+  if (!Exists(folder)) return Unknown(path_, name);
+  if (!WasCheckpoint(folder)) return NoCheckpoint(folder, "deleted");
+  SHARDMLP_ASSIGN_OR_RETURN(const FileDescriptor claim, ClaimCheckpoint(folder));
+  const CheckpointInfo info = Examine(path_, name).info;
+  SHARDMLP_RETURN_IF_ERROR(Unpublish(path_, name));
+  // What can't be removed now is removed by the next save.
+  Recover(path_).IgnoreError();
+  return info;
+}
+
+absl::StatusOr<FileSum> CheckpointStore::Edition(const std::string& name) const {
+  SHARDMLP_RETURN_IF_ERROR(CheckCheckpointName(name));
+  // It has the time of saving, and the checksums of the rest.
+  const std::string manifest = absl::StrCat(path_, "/", name, "/", kManifestName);
+  SHARDMLP_ASSIGN_OR_RETURN(const File file, File::OpenForReading(manifest, Reason::kCheckpointCorrupt));
+  return SumOf(file);
 }
 
 absl::StatusOr<std::vector<CheckpointInfo>> CheckpointStore::List() const {

@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/matrix.h"
+#include "server/model/checksum.h"
 #include "server/model/model_spec.h"
 
 namespace shardmlp {
@@ -71,6 +72,11 @@ class CheckpointStore {
   // NOT_FOUND (UNKNOWN_CHECKPOINT); DATA_LOSS (CHECKPOINT_CORRUPT) naming the file; FAILED_PRECONDITION
   // (CHECKPOINT_MISMATCH) naming what differs from the model.
   absl::StatusOr<std::unique_ptr<Checkpoint>> Load(const std::string& name) const;
+  // Takes a checkpoint, damaged or not, out of the folder and off the disk; nothing that it links to. INVALID_ARGUMENT
+  // as for Save; NOT_FOUND (UNKNOWN_CHECKPOINT); UNAVAILABLE while another process saves here or has it loaded.
+  absl::StatusOr<CheckpointInfo> Delete(const std::string& name);
+  // Differs between any two checkpoints that were saved, whatever their name.
+  absl::StatusOr<FileSum> Edition(const std::string& name) const;
   // Complete ones, oldest first.
   absl::StatusOr<std::vector<CheckpointInfo>> List() const;
   // The name of the newest, empty where there is none. DATA_LOSS (CHECKPOINT_CORRUPT), naming it, where one that lacks

@@ -52,6 +52,15 @@ absl::Status Remove(const std::string& path) {
   return SystemError(error.value(), "remove", path);
 }
 
+// `kind`: LOCK_EX or LOCK_SH. `what`: another process is doing to the folder where it can't be locked.
+absl::StatusOr<FileDescriptor> Lock(const std::string& folder, int kind, absl::string_view what) {
+  SHARDMLP_ASSIGN_OR_RETURN(FileDescriptor descriptor, OpenFolder(folder));
+  if (flock(descriptor.number(), kind | LOCK_NB) == 0) return descriptor;
+  if (errno != EWOULDBLOCK) return SystemError("lock", folder);
+  return Error(absl::StatusCode::kUnavailable, Reason::kOverloaded,
+               absl::StrCat("another process is ", what, " ", folder));
+}
+
 // Lets the two names change places at once. False where the file system can't.
 absl::StatusOr<bool> Exchange(const std::string& a, const std::string& b) {
   if (renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return true;
@@ -93,12 +102,12 @@ absl::Status MakeFolder(const std::string& path) {
 }
 
 absl::StatusOr<FileDescriptor> LockFolder(const std::string& path) {
-  SHARDMLP_ASSIGN_OR_RETURN(FileDescriptor folder, OpenFolder(path));
-  if (flock(folder.number(), LOCK_EX | LOCK_NB) == 0) return folder;
-  if (errno != EWOULDBLOCK) return SystemError("lock", path);
-  return Error(absl::StatusCode::kUnavailable, Reason::kOverloaded,
-               absl::StrCat("another process is saving a checkpoint in ", path));
+  return Lock(path, LOCK_EX, "saving a checkpoint in");
 }
+
+absl::StatusOr<FileDescriptor> ShareCheckpoint(const std::string& folder) { return Lock(folder, LOCK_SH, "deleting"); }
+
+absl::StatusOr<FileDescriptor> ClaimCheckpoint(const std::string& folder) { return Lock(folder, LOCK_EX, "restoring"); }
 
 absl::StatusOr<std::string> MakeSavingFolder(const std::string& path, const std::string& name) {
   const std::string saving = SavingPath(path, name);
@@ -112,6 +121,11 @@ absl::Status Publish(const std::string& path, const std::string& name) {
   const std::string target = absl::StrCat(path, "/", name);
   if (Exists(target)) return Replace(path, name);
   SHARDMLP_RETURN_IF_ERROR(Rename(saving, target));
+  return SyncFolder(path);
+}
+
+absl::Status Unpublish(const std::string& path, const std::string& name) {
+  SHARDMLP_RETURN_IF_ERROR(Rename(absl::StrCat(path, "/", name), SavingPath(path, name)));
   return SyncFolder(path);
 }
 

@@ -1,7 +1,7 @@
 // The names of a checkpoint folder, and the renames that keep each of them whole whenever a process dies.
 //
 //   <name>             a checkpoint, whole
-//   .saving-<name>     one that is being written, or the one that was just replaced
+//   .saving-<name>     one that is being written, or the one that was just replaced or deleted
 //   .replaced-<name>   the one being replaced, where the file system can't exchange two names at once
 #pragma once
 
@@ -24,6 +24,11 @@ absl::Status MakeFolder(const std::string& path);
 // does.
 absl::StatusOr<FileDescriptor> LockFolder(const std::string& path);
 
+// Keeps other processes from deleting the checkpoint in `folder` for as long as the result lives. UNAVAILABLE where one
+// does. ClaimCheckpoint also keeps them from reading it; UNAVAILABLE where one does.
+absl::StatusOr<FileDescriptor> ShareCheckpoint(const std::string& folder);
+absl::StatusOr<FileDescriptor> ClaimCheckpoint(const std::string& folder);
+
 // Makes the folder that checkpoint `name` is written into before it has its name. Recover comes first.
 absl::StatusOr<std::string> MakeSavingFolder(const std::string& path, const std::string& name);
 
@@ -31,6 +36,9 @@ absl::StatusOr<std::string> MakeSavingFolder(const std::string& path, const std:
 // be locked. Until this returns OK the name stands for the old one or the new one, whole; then for the new one, on
 // disk.
 absl::Status Publish(const std::string& path, const std::string& name);
+
+// Takes its name from checkpoint `name`, at once; Recover then removes what it was. The folder must be locked.
+absl::Status Unpublish(const std::string& path, const std::string& name);
 
 // Puts back or removes what saves that were cut off left behind. The folder must be locked.
 absl::Status Recover(const std::string& path);

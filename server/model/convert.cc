@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/cpu/number.h"
+#include "kernels/number.h"
 
 namespace shardmlp {
 namespace {

@@ -46,6 +46,7 @@ absl::StatusOr<CallHeader> ReadForwardHeader(const std::string& body) {
                      .layer = header.layer(),
                      .row_count = header.row_count(),
                      .dtype = dtype,
+                     .call_id = header.call_id(),
                      .keep_input = keep_input,
                      .released_tickets = {released.begin(), released.end()}};
 }
@@ -230,6 +231,7 @@ void Fill(const SessionGrant& grant, v1::OpenSessionResponse& to) {
   to.set_session_id(grant.session_id);
   Fill(grant.lease, *to.mutable_lease());
   Fill(grant.position, *to.mutable_position());
+  to.set_run_under_way(grant.run_under_way);
 }
 
 void Fill(const SealResult& result, v1::SealStepResponse& to) {

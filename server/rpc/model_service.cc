@@ -16,7 +16,8 @@ ModelService::ModelService(const EngineSlot& engine, const MessageLimits& limits
       read_tensor_(Method("ReadTensor", RpcKind::kServerStream)),
       save_checkpoint_(Method("SaveCheckpoint")),
       restore_checkpoint_(Method("RestoreCheckpoint")),
-      list_checkpoints_(Method("ListCheckpoints")) {}
+      list_checkpoints_(Method("ListCheckpoints")),
+      delete_checkpoint_(Method("DeleteCheckpoint")) {}
 
 RpcMetrics& ModelService::Method(const char* name, RpcKind kind) {
   return metrics_.ForMethod(v1::Model::service_full_name(), name, kind);
@@ -85,6 +86,19 @@ grpc::ServerUnaryReactor* ModelService::ListCheckpoints(grpc::CallbackServerCont
     SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get());
     engine->ListCheckpoints(reply.FinishWith<std::vector<CheckpointInfo>>([=](const auto& checkpoints) {
       for (const CheckpointInfo& checkpoint : checkpoints) Fill(checkpoint, *response->add_checkpoints());
+    }));
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* ModelService::DeleteCheckpoint(grpc::CallbackServerContext* /*context*/,
+                                                         const v1::DeleteCheckpointRequest* request,
+                                                         v1::DeleteCheckpointResponse* response) {
+  const UnaryReply reply(metrics_, delete_checkpoint_);
+  return AnswerLater(reply, [&]() -> absl::Status {
+    SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get());
+    engine->DeleteCheckpoint(request->name(), reply.FinishWith<CheckpointInfo>([=](const auto& checkpoint) {
+      Fill(checkpoint, *response->mutable_checkpoint());
     }));
     return absl::OkStatus();
   });

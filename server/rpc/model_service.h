@@ -30,6 +30,9 @@ class ModelService final : public v1::Model::CallbackService {
   grpc::ServerUnaryReactor* ListCheckpoints(grpc::CallbackServerContext* context,
                                             const v1::ListCheckpointsRequest* request,
                                             v1::ListCheckpointsResponse* response) override;
+  grpc::ServerUnaryReactor* DeleteCheckpoint(grpc::CallbackServerContext* context,
+                                             const v1::DeleteCheckpointRequest* request,
+                                             v1::DeleteCheckpointResponse* response) override;
 
  private:
   RpcMetrics& Method(const char* name, RpcKind kind = RpcKind::kUnary);
@@ -44,6 +47,7 @@ class ModelService final : public v1::Model::CallbackService {
   RpcMetrics& save_checkpoint_;
   RpcMetrics& restore_checkpoint_;
   RpcMetrics& list_checkpoints_;
+  RpcMetrics& delete_checkpoint_;
 };
 
 }  // namespace shardmlp

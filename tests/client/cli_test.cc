@@ -80,13 +80,16 @@ TEST(CtlTest, InfoShowsWhatIsServed) {
   EXPECT_EQ(parsed["tensors"][0]["shape"], (std::vector<int>{4, 7}));
 }
 
-TEST(CtlTest, CheckpointsAreSavedListedAndRestored) {
+TEST(CtlTest, CheckpointsAreSavedListedRestoredAndDeleted) {
   FakeServer server;
   const Outcome saved = RunAgainst(server, "checkpoint save first");
   EXPECT_EQ(saved.exit_code, 0);
   EXPECT_EQ(saved.output, "saved first: step 3, 4096 bytes\n");
   EXPECT_EQ(RunAgainst(server, "checkpoint list").output, "first  step 3  4096 bytes\n");
   EXPECT_EQ(RunAgainst(server, "checkpoint restore first").output, "restored first: step 3, attempt 6\n");
+  EXPECT_EQ(RunAgainst(server, "checkpoint delete first").output, "deleted first\n");
+  EXPECT_EQ(RunAgainst(server, "checkpoint list").output, "");
+  EXPECT_EQ(RunAgainst(server, "checkpoint delete first").exit_code, 3);
   const Outcome unknown = RunAgainst(server, "checkpoint restore second");
   EXPECT_EQ(unknown.exit_code, 3);
   EXPECT_THAT(unknown.output, HasSubstr("no checkpoint second [NOT_FOUND, UNKNOWN_CHECKPOINT]"));
@@ -98,8 +101,9 @@ TEST(CtlTest, CommandLinesAreChecked) {
       {"inform", "not expected: inform"},
       {"info now", "not expected: now"},
       {"info verify", "not expected: verify"},
-      {"checkpoint", "what to do is missing: checkpoint save, restore or list"},
+      {"checkpoint", "what to do is missing: checkpoint save, restore, delete or list"},
       {"checkpoint save", "NAME is required"},
+      {"checkpoint delete", "NAME is required"},
       {"checkpoint list all", "not expected: all"},
       {"--colour info", "not expected: --colour"},
       {"--rows=0 verify", "--rows: Value 0 not in range 1 to "},

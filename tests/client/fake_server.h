@@ -114,6 +114,9 @@ class FakeServer final : public v1::Compute::Service, public v1::Training::Servi
                                  v1::RestoreCheckpointResponse* response) override;
   grpc::Status ListCheckpoints(grpc::ServerContext* context, const v1::ListCheckpointsRequest* request,
                                v1::ListCheckpointsResponse* response) override;
+  // Asks the hook for the answer once it has deleted.
+  grpc::Status DeleteCheckpoint(grpc::ServerContext* context, const v1::DeleteCheckpointRequest* request,
+                                v1::DeleteCheckpointResponse* response) override;
 
   // Counts the call and returns its first moment.
   Moment Begin(const std::string& method, grpc::ServerContextBase* context) ABSL_LOCKS_EXCLUDED(mutex_);

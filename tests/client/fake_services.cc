@@ -152,4 +152,20 @@ grpc::Status FakeServer::ListCheckpoints(grpc::ServerContext* context, const v1:
   return grpc::Status::OK;
 }
 
+grpc::Status FakeServer::DeleteCheckpoint(grpc::ServerContext* context, const v1::DeleteCheckpointRequest* request,
+                                          v1::DeleteCheckpointResponse* response) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto named = [&](const v1::CheckpointInfo& checkpoint) { return checkpoint.name() == request->name(); };
+    const auto found = std::find_if(checkpoints_.begin(), checkpoints_.end(), named);
+    if (found == checkpoints_.end()) {
+      return Refuse(absl::StatusCode::kNotFound, Reason::kUnknownCheckpoint,
+                    absl::StrCat("no checkpoint ", request->name()));
+    }
+    *response->mutable_checkpoint() = *found;
+    checkpoints_.erase(found);
+  }
+  return BeginUnary("DeleteCheckpoint", context).value_or(grpc::Status::OK);
+}
+
 }  // namespace shardmlp::fake

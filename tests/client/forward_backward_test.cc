@@ -155,7 +155,7 @@ TEST(ForwardBackwardTest, AReleasedTicketIsToldWithTheNextCallThatArrives) {
     if (moment.method != "Backward" || moment.try_number > 0) return std::nullopt;
     return fake::Refuse(absl::StatusCode::kFailedPrecondition, Reason::kTicketMissing, "gone");
   });
-  const MatrixView dropped(nullptr, 5, 0, DType::kF32);
+  const MatrixView dropped(nullptr, 5, kHidden, DType::kF32);
   const absl::Status missing = connected.session->Backward(0, 11, dropped, dy.view(), dx.view(), {.ticket = 77});
   EXPECT_EQ(ReasonOf(missing), Reason::kTicketMissing);
   EXPECT_EQ(connected.session->pending_row_count(), 0);
@@ -170,6 +170,27 @@ TEST(ForwardBackwardTest, AReleasedTicketIsToldWithTheNextCallThatArrives) {
   }
   EXPECT_THAT(told, ::testing::ElementsAre(::testing::IsEmpty(), ::testing::ElementsAre(77, 78),
                                            ::testing::ElementsAre(77, 78), ::testing::IsEmpty()));
+}
+
+TEST(ForwardBackwardTest, AForwardThatIsSentAgainSaysSo) {
+  FakeServer server;
+  Connected connected(server.target());
+  MatrixData x(5, kHidden, DType::kF32), y(5, kOutput, DType::kF32);
+  server.SetHook([](const fake::Moment& moment) -> std::optional<grpc::Status> {
+    if (moment.method != "Forward" || moment.try_number > 0) return std::nullopt;
+    return fake::Refuse(absl::StatusCode::kUnavailable, Reason::kWeightsChanged, "send it again");
+  });
+  for (int n = 0; n < 2; ++n) {
+    ASSERT_TRUE(connected.session->Forward(0, x.view(), y.view(), {.keep_input = ClientKeepInput::kPinned}).ok());
+  }
+  std::vector<int64_t> call_ids;
+  for (const fake::SeenCall& call : server.calls()) {
+    if (!call.complete) call_ids.push_back(call.forward.call_id());
+  }
+  ASSERT_EQ(call_ids.size(), 3);
+  EXPECT_GT(call_ids[0], 0);
+  EXPECT_EQ(call_ids[1], call_ids[0]);
+  EXPECT_NE(call_ids[2], call_ids[0]);
 }
 
 TEST(ForwardBackwardTest, BackwardOfNothingCostsNoCall) {

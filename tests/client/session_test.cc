@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -207,6 +208,69 @@ TEST_F(SessionTest, ASealThatIsNotAnsweredFailsInTime) {
   EXPECT_EQ(ReasonOf(status), Reason::kStalled);
   EXPECT_THAT(std::string(status.message()), HasSubstr("SealStep: no answer from"));
   done->Notify();
+}
+
+TEST_F(SessionTest, ASealThatTheClientGivesUpOnNamesWhoIsMissing) {
+  v1::GetModelResponse model = FakeModel();
+  for (const int rank : {0, 2}) {
+    v1::TrainerInfo& trainer = *model.add_trainers();
+    trainer.set_trainer_rank(rank);
+    trainer.set_trainer_count(4);
+    trainer.set_sealed(rank == 0);
+  }
+  server_ = std::make_unique<FakeServer>(fake::FakeServerOptions{.model = model});
+  ClientOptions options;
+  options.seal_timeout = absl::Milliseconds(50);
+  client_ = *Client::Connect(server_->target(), options);
+  session_ = *client_->OpenSession({});
+  const auto done = std::make_shared<absl::Notification>();
+  server_->SetHook([done](const Moment& moment) -> std::optional<grpc::Status> {
+    if (moment.method == "SealStep") done->WaitForNotification();
+    return std::nullopt;
+  });
+  const absl::Status status = session_->SealStep().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ReasonOf(status), Reason::kTrainerMissing);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("within 50ms; missing: rank 1 (not connected), rank 2, rank 3 (not connected)"));
+  EXPECT_EQ(server_->Count("SealStep"), 1);
+  done->Notify();
+}
+
+TEST_F(SessionTest, AnOpeningThatWasInterruptedIsClosed) {
+  server_ = std::make_unique<FakeServer>();
+  std::atomic<bool> interrupted = false;
+  ClientOptions options;
+  options.interrupted = [&] { return interrupted.load(); };
+  client_ = *Client::Connect(server_->target(), options);
+  const auto done = std::make_shared<absl::Notification>();
+  server_->SetHook([&, done](const Moment& moment) -> std::optional<grpc::Status> {
+    if (moment.method == "OpenSession" && !interrupted.exchange(true)) done->WaitForNotification();
+    return std::nullopt;
+  });
+  EXPECT_EQ(ReasonOf(client_->OpenSession({}).status()), Reason::kCancelled);
+  EXPECT_EQ(server_->Count("OpenSession"), 2);
+  EXPECT_EQ(server_->Count("CloseSession"), 1);
+  done->Notify();
+}
+
+TEST_F(SessionTest, ADeletionWhoseAnswerWasLostIsDone) {
+  Open();
+  ASSERT_TRUE(client_->SaveCheckpoint("a").ok());
+  ASSERT_TRUE(client_->SaveCheckpoint("b").ok());
+  EXPECT_EQ(client_->DeleteCheckpoint("a")->byte_count, 4096);
+  EXPECT_EQ(ReasonOf(client_->DeleteCheckpoint("a").status()), Reason::kUnknownCheckpoint);
+  // The first try does its work; then its connection is cut.
+  std::atomic<int> tries = 0;
+  server_->SetHook([&](const Moment& moment) -> std::optional<grpc::Status> {
+    if (moment.method != "DeleteCheckpoint") return std::nullopt;
+    ++tries;
+    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "cut");
+  });
+  const auto deleted = client_->DeleteCheckpoint("b");
+  ASSERT_TRUE(deleted.ok()) << deleted.status();
+  EXPECT_EQ(deleted->name, "b");
+  EXPECT_EQ(tries, 1) << "the next found none";
 }
 
 TEST_F(SessionTest, TheModelAndItsCheckpointsAreReported) {

@@ -140,7 +140,8 @@ CallRig::CallRig(Pass pass, int64_t row_count, int64_t tile_rows, bool input_gra
       dy(RandomDense(x.rows, kOutput, 2)),
       lanes(LanePool::Create(MakeCpuBackend({.threads = 1}).value(), {layer}, tile_rows, 1, 1).value()),
       sink(spec.result_cols()),
-      call(std::make_shared<TileCall>(*host, sink, metrics, spec, lanes->Acquire(SessionRole::kTrain).value(),
+      call(std::make_shared<TileCall>(*host, sink, metrics, spec,
+                                      TileCall::Memory{lanes->Acquire(SessionRole::kTrain).value(), nullptr},
                                       tile_rows)) {}
 
 CallRig::~CallRig() {

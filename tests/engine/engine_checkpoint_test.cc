@@ -35,6 +35,11 @@ class CheckpointsTest : public ::testing::Test {
     engine->RestoreCheckpoint(name, reply.done());
     return reply.Wait();
   }
+  static absl::StatusOr<CheckpointInfo> Delete(TestEngine& engine, const std::string& name) {
+    Reply<CheckpointInfo> reply;
+    engine->DeleteCheckpoint(name, reply.done());
+    return reply.Wait();
+  }
   static absl::StatusOr<std::vector<CheckpointInfo>> List(TestEngine& engine) {
     Reply<std::vector<CheckpointInfo>> reply;
     engine->ListCheckpoints(reply.done());
@@ -204,6 +209,35 @@ TEST_F(CheckpointsTest, ARestoreThatIsRepeatedAheadOfAnythingElseChangesNothing)
   EXPECT_EQ(Restore(*engine, "one")->attempt, restored->attempt + 1) << "there were rows to drop";
 }
 
+TEST_F(CheckpointsTest, ARepeatedRestoreOfAnotherThatTookTheNameRestoresThat) {
+  const TinyModel model({OddMlp()});
+  const auto engine = Engine(model);
+  const auto other = Engine(model);  // in the same folder
+  Trainer trainer(**engine), another(**other);
+  ASSERT_TRUE(Succeeds(Save(*engine, "one")));
+  const absl::StatusOr<StepPosition> restored = Restore(*engine, "one");
+  ASSERT_TRUE(Succeeds(restored));
+  Step(another, 1);
+  ASSERT_TRUE(Succeeds(Save(*other, "one")));
+  const absl::StatusOr<StepPosition> again = Restore(*engine, "one");
+  ASSERT_TRUE(Succeeds(again));
+  EXPECT_EQ(again->step, 1);
+  EXPECT_EQ(WeightsOf(*engine), WeightsOf(*other));
+}
+
+TEST_F(CheckpointsTest, ADeletedOneCanNotBeRestoredNotEvenAgain) {
+  const TinyModel model({OddMlp()});
+  const auto engine = Engine(model);
+  ASSERT_TRUE(Succeeds(Save(*engine, "one")));
+  ASSERT_TRUE(Succeeds(Restore(*engine, "one")));
+  const std::vector<Dense> before = WeightsOf(*engine);
+  ASSERT_TRUE(Succeeds(Delete(*engine, "one")));
+  EXPECT_TRUE(Fails(Restore(*engine, "one"), absl::StatusCode::kNotFound, Reason::kUnknownCheckpoint));
+  EXPECT_TRUE(Fails(Delete(*engine, "one"), absl::StatusCode::kNotFound, Reason::kUnknownCheckpoint));
+  EXPECT_TRUE(List(*engine)->empty());
+  EXPECT_EQ(WeightsOf(*engine), before);
+}
+
 TEST_F(CheckpointsTest, TheMomentsOfAnotherOptimizerAreRefusedAlsoAfterARestoreAndAFreshOneStartsWithout) {
   const TinyModel model({OddMlp()});
   const auto engine = Engine(model);
@@ -319,6 +353,7 @@ TEST_F(CheckpointsTest, WithoutAFolderThereAreNone) {
   EXPECT_TRUE(disabled(Save(without, "a")));
   EXPECT_TRUE(disabled(Restore(without, "a")));
   EXPECT_TRUE(disabled(List(without)));
+  EXPECT_TRUE(disabled(Delete(without, "a")));
 }
 
 }  // namespace

@@ -178,6 +178,16 @@ class StashTest : public ::testing::Test {
   absl::Status Refusal(Trainer& trainer, const BackwardSpec& header) const {
     return RunningCall::Backward(trainer.engine(), header, NoX(header.row_count), dy_).status();
   }
+  // A forward that was answered.
+  std::unique_ptr<RunningCall> KeepAs(KeepInput keep, Trainer& trainer, int64_t call_id = 0) const {
+    ForwardSpec spec = trainer.ForwardHeader(0, kRows);
+    spec.keep_input = keep;
+    spec.call_id = call_id;
+    auto call = trainer.Start(spec, x_);
+    EXPECT_TRUE(Succeeds(call->SendAll()));
+    EXPECT_TRUE(Succeeds(call->Wait()));
+    return call;
+  }
   bool Missing(Trainer& trainer, int64_t ticket) const {
     return Fails(Refusal(trainer, HeaderOf(trainer, ticket)), absl::StatusCode::kFailedPrecondition,
                  Reason::kTicketMissing);
@@ -279,7 +289,6 @@ TEST_F(StashTest, EveryEndLeavesNothing) {
          ASSERT_TRUE(Succeeds(trainer.Seal()));
          ASSERT_TRUE(Succeeds(trainer.Commit()));
        }},
-      {"discard", [](TestEngine&, Trainer& trainer) { ASSERT_TRUE(Succeeds(trainer.Discard())); }},
       {"close",
        [](TestEngine& engine, Trainer& trainer) { ASSERT_TRUE(engine->CloseSession(trainer.session()).ok()); }},
       {"lease", [&](TestEngine& engine, Trainer&) {
@@ -294,7 +303,7 @@ TEST_F(StashTest, EveryEndLeavesNothing) {
     EXPECT_FALSE(MetricsSay(engine, "shardmlp_stash_bytes 0"));
     end(engine, trainer);
     EXPECT_TRUE(MetricsSay(engine, "shardmlp_stash_bytes 0"));
-    if (name == "commit" || name == "discard") {
+    if (name == "commit") {
       EXPECT_TRUE(Missing(trainer, ticket));
     }
   }
@@ -337,8 +346,73 @@ TEST_F(StashTest, APinnedInputIsThereForEveryBackwardAndReleasedWithTheNextCall)
   for (int64_t n = 0; n < engine->limits().max_call_count; ++n) {
     EXPECT_EQ(ReasonOf(RunningCall::Forward(*engine, trainer.ForwardHeader(0, -1), x_).status()), Reason::kInvalidRows);
   }
-  ASSERT_TRUE(Succeeds(trainer.Discard()));
+  ASSERT_TRUE(engine->CloseSession(trainer.session()).ok());
   EXPECT_TRUE(MetricsSay(engine, "shardmlp_stash_bytes 0"));
+}
+
+TEST_F(StashTest, WhatAForwardLeftIsGoodForAsLongAsTheWeights) {
+  // As zero_grad() between forward and backward, where the step before was given up.
+  for (const KeepInput keep : {KeepInput::kIfRoom, KeepInput::kPinned}) {
+    EXPECT_EQ(Step([&](Trainer& trainer, int64_t) {
+                trainer.Backward(1, RandomDense(3, 13, 5), RandomDense(3, 7, 6));
+                const int64_t ticket = KeepAs(keep, trainer)->Wait()->ticket;
+                EXPECT_TRUE(Succeeds(trainer.Discard()));
+                trainer.sent()[LayerIndex(0)] += kRows;
+                return Send(trainer, HeaderOf(trainer, ticket))->rows();
+              }),
+              Undisturbed());
+  }
+}
+
+TEST_F(StashTest, APinnedForwardThatIsSentAgainNeedsNoMoreRoom) {
+  TestEngine engine(model_, WithStash(model_, kRows * x_.cols * SizeOf(DType::kF64) + 64));  // x alone, once
+  Trainer trainer(*engine);
+  const int64_t lost = KeepAs(KeepInput::kPinned, trainer, /*call_id=*/7)->Wait()->ticket;
+  const int64_t again = KeepAs(KeepInput::kPinned, trainer, /*call_id=*/7)->Wait()->ticket;
+  EXPECT_TRUE(Missing(trainer, lost));
+  EXPECT_TRUE(Succeeds(Send(trainer, HeaderOf(trainer, again))->Wait()));
+}
+
+TEST_F(StashTest, RoomIsThereAgainBeforeTheResultsAreRead) {
+  const TinyModel model({OddMlp()});
+  TestEngine engine(model, WithStash(model, 4 * x_.cols * SizeOf(DType::kF64) + 64));  // x of a tile, once
+  Trainer trainer(*engine);
+  const Dense x = RandomDense(4, 13, 1), dy = RandomDense(4, 7, 2);
+  ForwardSpec spec = trainer.ForwardHeader(0, 4);
+  spec.keep_input = KeepInput::kPinned;
+  const auto forward = trainer.Start(spec, x);
+  EXPECT_TRUE(Succeeds(forward->SendAll()));
+  BackwardSpec header = trainer.BackwardHeader(0, 4);
+  header.ticket = forward->Wait()->ticket;
+  const auto backward = trainer.Start(header, NoX(4), dy);
+  backward->StopReading();
+  EXPECT_TRUE(Succeeds(backward->SendAll()));
+  EXPECT_TRUE(Succeeds(backward->Wait()));
+  spec.released_tickets = {header.ticket};
+  EXPECT_TRUE(Succeeds(RunningCall::Forward(*engine, spec, x)));
+}
+
+TEST_F(StashTest, AForwardOfNothingLeavesNothing) {
+  TestEngine engine(model_, WithStash(model_, kPlenty));
+  Trainer trainer(*engine);
+  ForwardSpec spec = trainer.ForwardHeader(0, 0);
+  spec.keep_input = KeepInput::kPinned;
+  const auto call = trainer.Start(spec, NoX(0));
+  EXPECT_TRUE(Succeeds(call->End()));
+  const absl::StatusOr<CallSummary> summary = call->Wait();
+  ASSERT_TRUE(Succeeds(summary));
+  EXPECT_EQ(summary->ticket, 0);
+}
+
+TEST_F(StashTest, AHeaderReleasesSoManyTicketsAndNoMore) {
+  TestEngine engine(model_, WithStash(model_, kPlenty));
+  Trainer trainer(*engine);
+  ForwardSpec spec = trainer.ForwardHeader(0, kRows);
+  spec.released_tickets.assign(kMaxReleasedTickets, 1);
+  EXPECT_TRUE(Succeeds(RunningCall::Forward(*engine, spec, x_)));
+  spec.released_tickets.push_back(1);
+  EXPECT_TRUE(Fails(RunningCall::Forward(*engine, spec, x_), absl::StatusCode::kInvalidArgument,
+                    Reason::kInvalidArgument, {"4097 tickets", "4096"}));
 }
 
 TEST_F(StashTest, ANaNInAnXThatWasKeptIsFoundAsInOneThatIsSent) {

@@ -9,46 +9,11 @@
 #include "tests/engine/lazy_device.h"
 #include "tests/engine/outcome.h"
 #include "tests/engine/trainer.h"
+#include "tests/engine/twin.h"
 #include "tests/kernels/layer.h"
 
 namespace shardmlp::testing {
 namespace {
-
-constexpr double kBound = 1e-12;
-
-// One layer's gradients; those of layers that got no rows are 0.
-std::vector<NaiveGradients> ZeroGradients(const std::vector<NaiveMlp>& weights) { return Difference(weights, weights); }
-
-double RelativeDifference(const std::vector<double>& got, const std::vector<double>& reference) {
-  Dense a(1, static_cast<int64_t>(got.size())), b(1, static_cast<int64_t>(reference.size()));
-  a.values = got;
-  b.values = reference;
-  return testing::RelativeDifference(a, b);
-}
-
-// Seals and commits, and finds the gradients that `expected` are, by layer; their dx is not looked at.
-void ExpectStep(const TestEngine& engine, Trainer& trainer, std::vector<NaiveGradients> expected) {
-  const absl::StatusOr<SealResult> seal = trainer.Seal();
-  ASSERT_TRUE(Succeeds(seal));
-  EXPECT_TRUE(seal->finite);
-  EXPECT_EQ(seal->rows, trainer.sent());
-  EXPECT_LE(RelativeDifference(seal->tensor_sums_of_squares, Squares(engine->model(), expected)), kBound);
-  const std::vector<NaiveMlp> before = engine.Weights();
-  ASSERT_TRUE(Succeeds(trainer.Commit()));
-  const std::vector<NaiveGradients> got = Difference(before, engine.Weights());
-  for (size_t n = 0; n < expected.size(); ++n) {
-    expected[n].dx = Dense();
-    EXPECT_LE(testing::RelativeDifference(got[n], expected[n]), kBound) << "layer " << n;
-  }
-}
-
-// x of `tokens` rows, and a dy that is small enough for the weights to stay as they are, about, over a hundred steps.
-Dense InputOf(const MlpConfig& mlp, int64_t tokens, uint64_t seed) {
-  return RandomDense(tokens, mlp.hidden_size, seed);
-}
-Dense OutputGradientOf(const MlpConfig& mlp, int64_t tokens, uint64_t seed) {
-  return RandomDense(tokens, mlp.output_size, seed + 1000, 0.05 / static_cast<double>(std::max<int64_t>(tokens, 1)));
-}
 
 struct TwinCase {
   std::string name;
@@ -83,8 +48,8 @@ TEST_P(EngineTwinTest, EveryTokenCountInEveryNumberOfShardsIsTheTwins) {
       const Dense x = InputOf(mlp, tokens, shards);
       const Dense dy = OutputGradientOf(mlp, tokens, shards);
       const NaiveGradients expected = NaiveBackward(weights, x, dy);
-      EXPECT_LE(testing::RelativeDifference(trainer.Forward(0, x, shards), NaiveForward(weights, x)), kBound);
-      EXPECT_LE(testing::RelativeDifference(trainer.Backward(0, x, dy, shards), expected.dx), kBound);
+      EXPECT_LE(testing::RelativeDifference(trainer.Forward(0, x, shards), NaiveForward(weights, x)), kTwinBound);
+      EXPECT_LE(testing::RelativeDifference(trainer.Backward(0, x, dy, shards), expected.dx), kTwinBound);
       ExpectStep(engine, trainer, {expected});
     }
   }
@@ -92,31 +57,6 @@ TEST_P(EngineTwinTest, EveryTokenCountInEveryNumberOfShardsIsTheTwins) {
 
 INSTANTIATE_TEST_SUITE_P(Layers, EngineTwinTest, ::testing::ValuesIn(TwinCases()),
                          [](const auto& info) { return info.param.name; });
-
-// A device with memory of its own, which computes as late as it may: two tiles in flight, copies on streams of their
-// own, and every wait that is missing seen as NaN.
-TEST(EngineDeviceTest, ADeviceThatPutsEverythingOffIsTheTwins) {
-  const TinyModel model({OddMlp(), PlainMlp(), UngatedMlp()});
-  for (const int64_t tile_rows : {1, 4, 64}) {
-    EngineOptions options = TilesOf(2 * tile_rows, model);
-    const TestEngine engine(model, options, std::make_unique<LazyDevice>());
-    ASSERT_EQ(engine->limits().tile_row_count, tile_rows);
-    Trainer trainer(*engine);
-    for (int step = 0; step < 3; ++step) {
-      const std::vector<NaiveMlp> weights = engine.Weights();
-      std::vector<NaiveGradients> expected;
-      for (size_t n = 0; n < weights.size(); ++n) {
-        const MlpConfig& mlp = model.spec().layers[n].mlp;
-        const Dense x = InputOf(mlp, 125, n + 10 * step);
-        const Dense dy = OutputGradientOf(mlp, 125, n + 10 * step);
-        expected.push_back(NaiveBackward(weights[n], x, dy));
-        EXPECT_LE(testing::RelativeDifference(trainer.Forward(n, x, 3), NaiveForward(weights[n], x)), kBound);
-        EXPECT_LE(testing::RelativeDifference(trainer.Backward(n, x, dy, 3), expected[n].dx), kBound);
-      }
-      ExpectStep(engine, trainer, expected);
-    }
-  }
-}
 
 TEST(EngineDeviceTest, ItsMemoryIsWhatWasPlanned) {
   for (const DType dtype : {DType::kF64, DType::kF32}) {
@@ -158,7 +98,7 @@ TEST_F(EngineStepTest, MicroBatchesOfAStepAddUp) {
     dys.push_back(OutputGradientOf(mlp(1), 5 + micro_batch, micro_batch));
     EXPECT_LE(testing::RelativeDifference(trainer.Backward(1, xs.back(), dys.back(), 2),
                                           NaiveBackward(model_.layers()[1], xs.back(), dys.back()).dx),
-              kBound);
+              kTwinBound);
   }
   expected[1] = NaiveBackward(model_.layers()[1], Stacked(xs), Stacked(dys));
   ExpectStep(engine_, trainer, expected);
@@ -176,7 +116,7 @@ TEST_F(EngineStepTest, TrainersWithUnequalTokenCountsAndOneWithNoneAddUp) {
       dys.push_back(OutputGradientOf(mlp(n), tokens[rank], rank));
       EXPECT_LE(testing::RelativeDifference(trainers[rank].Backward(n, xs.back(), dys.back(), 3),
                                             NaiveBackward(model_.layers()[n], xs.back(), dys.back()).dx),
-                kBound);
+                kTwinBound);
     }
     expected.push_back(NaiveBackward(model_.layers()[n], Stacked(xs), Stacked(dys)));
   }
@@ -186,7 +126,7 @@ TEST_F(EngineStepTest, TrainersWithUnequalTokenCountsAndOneWithNoneAddUp) {
   const Reply<SealResult> third = trainers[2].StartSeal();
   for (const Reply<SealResult>& seal : {first, second, third}) {
     ASSERT_TRUE(Succeeds(seal.Wait()));
-    EXPECT_LE(RelativeDifference(seal.Wait()->tensor_sums_of_squares, Squares(engine_->model(), expected)), kBound);
+    EXPECT_LE(RelativeDifference(seal.Wait()->tensor_sums_of_squares, Squares(engine_->model(), expected)), kTwinBound);
     EXPECT_EQ(seal.Wait()->rows, (LayerRows{{10, 22}, {13, 22}, {16, 22}}));
   }
   const std::vector<NaiveMlp> before = engine_.Weights();
@@ -194,7 +134,7 @@ TEST_F(EngineStepTest, TrainersWithUnequalTokenCountsAndOneWithNoneAddUp) {
   const std::vector<NaiveGradients> got = Difference(before, engine_.Weights());
   for (size_t n = 0; n < 3; ++n) {
     expected[n].dx = Dense();
-    EXPECT_LE(testing::RelativeDifference(got[n], expected[n]), kBound) << "applied once, not once a trainer";
+    EXPECT_LE(testing::RelativeDifference(got[n], expected[n]), kTwinBound) << "applied once, not once a trainer";
   }
   EXPECT_EQ(engine_->position(), (StepPosition{1, 0, 2}));
 }
@@ -219,14 +159,14 @@ TEST_F(EngineStepTest, TwoSessionsInterleavedTileByTileAreEachRight) {
     ASSERT_TRUE(Succeeds(calls[rank]->Wait()));
     EXPECT_LE(
         testing::RelativeDifference(calls[rank]->rows(), NaiveBackward(model_.layers()[0], xs[rank], dys[rank]).dx),
-        kBound);
+        kTwinBound);
   }
   const Reply<SealResult> first = trainers[0].StartSeal();
   ASSERT_TRUE(Succeeds(trainers[1].Seal()));
   ASSERT_TRUE(Succeeds(first.Wait()));
   std::vector<NaiveGradients> expected = ZeroGradients(model_.layers());
   expected[0] = NaiveBackward(model_.layers()[0], Stacked(xs), Stacked(dys));
-  EXPECT_LE(RelativeDifference(first.Wait()->tensor_sums_of_squares, Squares(engine_->model(), expected)), kBound);
+  EXPECT_LE(RelativeDifference(first.Wait()->tensor_sums_of_squares, Squares(engine_->model(), expected)), kTwinBound);
 }
 
 TEST_F(EngineStepTest, WithoutTheInputGradientTheWeightsGetTheirs) {
@@ -257,7 +197,7 @@ TEST_F(EngineStepTest, WithoutTheWeightGradientTheInputGetsItsOwnAndNothingIsCou
     ASSERT_TRUE(Succeeds(call->SendAll(2)));
     ASSERT_TRUE(Succeeds(call->Wait()));
     if (input_gradient) {
-      EXPECT_LE(testing::RelativeDifference(call->rows(), NaiveBackward(model_.layers()[0], x, dy).dx), kBound);
+      EXPECT_LE(testing::RelativeDifference(call->rows(), NaiveBackward(model_.layers()[0], x, dy).dx), kTwinBound);
     }
   }
   ExpectStep(engine_, trainer, ZeroGradients(model_.layers()));
@@ -271,7 +211,7 @@ TEST(EngineFrozenTest, AFrozenServerGivesInputGradientsAndTakesPartInNoStep) {
   EXPECT_TRUE(engine->frozen());
   Trainer trainer(*engine), same_rank_of_another(*engine);
   const Dense x = InputOf(OddMlp(), 9, 1), dy = OutputGradientOf(OddMlp(), 9, 1);
-  EXPECT_LE(testing::RelativeDifference(trainer.Forward(0, x), NaiveForward(model.layers()[0], x)), kBound);
+  EXPECT_LE(testing::RelativeDifference(trainer.Forward(0, x), NaiveForward(model.layers()[0], x)), kTwinBound);
   EXPECT_TRUE(Fails(RunningCall::Backward(*engine, trainer.BackwardHeader(0, 9), x, dy),
                     absl::StatusCode::kFailedPrecondition, Reason::kFrozen));
   BackwardSpec header = trainer.BackwardHeader(0, 9);
@@ -279,7 +219,7 @@ TEST(EngineFrozenTest, AFrozenServerGivesInputGradientsAndTakesPartInNoStep) {
   const auto call = trainer.Start(header, x, dy);
   ASSERT_TRUE(Succeeds(call->SendAll()));
   ASSERT_TRUE(Succeeds(call->Wait()));
-  EXPECT_LE(testing::RelativeDifference(call->rows(), NaiveBackward(model.layers()[0], x, dy).dx), kBound);
+  EXPECT_LE(testing::RelativeDifference(call->rows(), NaiveBackward(model.layers()[0], x, dy).dx), kTwinBound);
   EXPECT_TRUE(Fails(trainer.Seal(), absl::StatusCode::kFailedPrecondition, Reason::kFrozen));
   EXPECT_TRUE(Fails(trainer.Commit(), absl::StatusCode::kFailedPrecondition, Reason::kFrozen));
   EXPECT_TRUE(Fails(trainer.Discard(), absl::StatusCode::kFailedPrecondition, Reason::kFrozen));

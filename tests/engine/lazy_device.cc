@@ -10,7 +10,8 @@
 namespace shardmlp::testing {
 
 LazyDevice::LazyDevice(int64_t memory_bytes)
-    : cpu_(MakeCpuBackend({.threads = 1}).value()), info_{"lazy", memory_bytes, /*unified_memory=*/false} {}
+    : cpu_(MakeCpuBackend({.threads = 1}).value()),
+      info_{"lazy", memory_bytes, /*unified_memory=*/false, int64_t{1} << 40} {}
 
 absl::StatusOr<Buffer> LazyDevice::Allocate(Memory memory, int64_t bytes) {
   if (bytes == 0) return Buffer();

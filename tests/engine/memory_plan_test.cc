@@ -38,8 +38,10 @@ const MlpConfig kGated = Mlp(32, 32, 32, /*gated=*/true, /*biases=*/false);
 // 64 * (32 + 1) + 16 * (64 + 1) = 3152 parameters.
 const MlpConfig kUngated = Mlp(32, 64, 16, /*gated=*/false, /*biases=*/true);
 
-DeviceInfo Cpu() { return {"cpu", int64_t{1} << 40, /*unified_memory=*/true}; }
-DeviceInfo Gpu() { return {"gpu", int64_t{1} << 40, /*unified_memory=*/false}; }
+DeviceInfo Cpu(int64_t bytes = int64_t{1} << 40) { return {"cpu", bytes, /*unified_memory=*/true, bytes}; }
+DeviceInfo Gpu(int64_t bytes = int64_t{1} << 40, int64_t host_bytes = int64_t{1} << 40) {
+  return {"gpu", bytes, /*unified_memory=*/false, host_bytes};
+}
 
 MemoryPlan Plan(const ModelSpec& model, const EngineOptions& options = {}, const DeviceInfo& device = Cpu()) {
   return PlanMemory(model, options, device).value();
@@ -146,10 +148,25 @@ TEST(MemoryPlanTest, OneTileServesLayersThatDiffer) {
 
 TEST(MemoryPlanTest, WhatDoesNotFitIsRefusedWithTheNumbers) {
   const MemoryPlan plan = Plan(Model(DType::kF32, {kGated}));
-  EXPECT_TRUE(Succeeds(CheckFits(plan, plan.total_bytes())));
-  EXPECT_TRUE(Fails(CheckFits(plan, plan.total_bytes() - 1), absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory,
+  EXPECT_TRUE(Succeeds(CheckFits(plan, Cpu(plan.total_bytes()))));
+  EXPECT_TRUE(Fails(CheckFits(plan, Cpu(plan.total_bytes() - 1)), absl::StatusCode::kResourceExhausted,
+                    Reason::kOutOfMemory,
                     {absl::StrCat(plan.total_bytes(), " bytes"), absl::StrCat(plan.total_bytes() - 1, " are available"),
                      "weights", "optimizer state", "tiles of 1024 rows"}));
+}
+
+TEST(MemoryPlanTest, AGpuHoldsWhatIsComputedWithAndTheHostTheRest) {
+  const MemoryPlan plan = Plan(Model(DType::kF32, {kGated}), {}, Gpu());
+  const int64_t device = plan.device_bytes(), host = plan.host_bytes();
+  EXPECT_EQ(device + host, plan.total_bytes());
+  EXPECT_EQ(host, plan.staging_bytes + plan.ledger_bytes);
+  EXPECT_TRUE(Succeeds(CheckFits(plan, Gpu(device, host))));
+  EXPECT_EQ(SpareHostBytes(plan, Gpu(device, host + 5)), 5);
+  EXPECT_EQ(SpareHostBytes(plan, Cpu(plan.total_bytes() + 7)), 7);
+  EXPECT_TRUE(Fails(CheckFits(plan, Gpu(device - 1, host)), absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory,
+                    {absl::StrCat(device, " bytes of gpu's memory"), absl::StrCat(device - 1, " are available")}));
+  EXPECT_TRUE(Fails(CheckFits(plan, Gpu(device, host - 1)), absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory,
+                    {absl::StrCat(host, " bytes of host memory"), absl::StrCat(host - 1, " are available")}));
 }
 
 TEST(MemoryPlanTest, WhatIsTooLargeToCountDoesNotFit) {
@@ -161,7 +178,7 @@ TEST(MemoryPlanTest, WhatIsTooLargeToCountDoesNotFit) {
       const MemoryPlan plan = Plan(model, options, device);
       EXPECT_GT(plan.workspace_bytes, workspace - (int64_t{1} << 20));
       EXPECT_GE(plan.total_bytes(), plan.staging_bytes);
-      EXPECT_TRUE(Fails(CheckFits(plan, int64_t{1} << 50), absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory));
+      EXPECT_TRUE(Fails(CheckFits(plan, device), absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory));
     }
   }
   const MlpConfig huge = Mlp(int64_t{1} << 30, int64_t{1} << 29, int64_t{1} << 30, /*gated=*/true, /*biases=*/false);

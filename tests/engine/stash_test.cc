@@ -1,8 +1,11 @@
 // Who gets room in the stash, who makes room, and when it is given back.
 #include "server/engine/stash.h"
 
+#include <algorithm>
+#include <cstring>
 #include <limits>
 #include <memory>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,7 +25,7 @@ constexpr int64_t kGateUpBytes = 192;
 class StashTest : public ::testing::Test {
  protected:
   explicit StashTest(int64_t bytes = 1024)
-      : memory_(StashMemory::Create(OneThread(), bytes).value()), stash_(memory_, metrics_) {}
+      : memory_(StashMemory::Create(OneThread(), bytes, bytes / 2).value()), stash_(memory_, metrics_) {}
 
   static Stash::Call CallOf(int64_t rows, int64_t session = 1, int layer = 0) {
     return {session, layer, rows, DType::kF32};
@@ -183,8 +186,8 @@ TEST_F(StashTest, APinnedInputStaysUntilItsOwnerReleasesIt) {
   EXPECT_EQ(Holds(pinned, call), Has::kNothing);
   EXPECT_NE(Forward(CallOf(16), {.pinned = true}), 0);
   EXPECT_EQ(Forward(CallOf(1), {.pinned = true}), 0);
-  EXPECT_TRUE(Fails(stash_.Full(CallOf(1), {kXBytes, kGateUpBytes}), absl::StatusCode::kFailedPrecondition,
-                    Reason::kStashFull, {"64 bytes each", "1024"}));
+  EXPECT_TRUE(Fails(stash_.Full(CallOf(1), {.pinned = true}, {kXBytes, kGateUpBytes}),
+                    absl::StatusCode::kFailedPrecondition, Reason::kStashFull, {"64 bytes each", "1024"}));
   stash_.ReleaseAll();
   EXPECT_TRUE(MetricsSay("shardmlp_stash_bytes 0"));
 }
@@ -197,6 +200,104 @@ TEST_F(StashTest, ReadersPinHalfAtMost) {
   EXPECT_NE(Forward(CallOf(8, 1), {.pinned = true}), 0) << "the rest is the trainers'";
   stash_.Release(first, 2);
   EXPECT_NE(Forward(CallOf(8, 3), claim), 0);
+}
+
+TEST_F(StashTest, ReadersHaveHalfAtMostHoweverTheirCallsLast) {
+  // Open calls can't be made to give anything back, and nor can those that their attempt left behind.
+  EXPECT_EQ(Forward(CallOf(9, 2), {.reader = true}), 0);
+  const Stash::Kept open = stash_.Keep(CallOf(8, 2), {.reader = true}, {kXBytes, kGateUpBytes}, 1);
+  ASSERT_NE(open.rows, nullptr);
+  stash_.ReleaseAll();
+  EXPECT_EQ(Forward(CallOf(1, 3), {.reader = true}), 0);
+  EXPECT_NE(Forward(CallOf(8, 1), {.pinned = true}), 0) << "the rest is the trainers'";
+}
+
+TEST_F(StashTest, PinnedInputsFillAllOfItWhateverLayBetween) {
+  const Stash::RowSize row_size{128, 192};  // so that where [G | U] lay, x leaves a rest
+  for (int n = 0; n < 8; ++n) {
+    const Stash::Kept kept = stash_.Keep(CallOf(1, 1, n), {.pinned = true}, row_size, 1);
+    EXPECT_NE(kept.rows, nullptr) << n;
+    stash_.Finished(kept.ticket, Pass::kForward, /*answered=*/true);
+  }
+}
+
+TEST_F(StashTest, AForwardThatIsSentAgainTakesThePlaceOfTheTryBefore) {
+  const Stash::Claim claim{.pinned = true, .call_id = 5};
+  const int64_t lost = Forward(CallOf(16), claim);
+  EXPECT_NE(lost, 0);
+  EXPECT_EQ(Forward(CallOf(16, 2), claim), 0) << "another session's call";
+  const int64_t again = Forward(CallOf(16), claim);
+  EXPECT_NE(again, 0);
+  EXPECT_EQ(Holds(lost, CallOf(16)), Has::kNothing);
+  EXPECT_EQ(Holds(again, CallOf(16)), Has::kX);
+  EXPECT_TRUE(MetricsSay("shardmlp_stash_bytes 1024"));
+}
+
+TEST_F(StashTest, RoomThatCallsUseWhichAreNotOverIsWaitedFor) {
+  const Stash::Claim claim{.pinned = true};
+  Stash::Kept cut = stash_.Keep(CallOf(16), claim, {kXBytes, kGateUpBytes}, 1);
+  ASSERT_NE(cut.rows, nullptr);
+  stash_.Finished(cut.ticket, Pass::kForward, /*answered=*/false);
+  EXPECT_EQ(Forward(CallOf(16), claim), 0) << "a tile may still be on the device";
+  const auto full = [&](int64_t rows) { return stash_.Full(CallOf(rows), claim, {kXBytes, kGateUpBytes}); };
+  EXPECT_TRUE(Fails(full(16), absl::StatusCode::kResourceExhausted, Reason::kOverloaded, {"1024 bytes"}));
+  EXPECT_TRUE(Fails(full(17), absl::StatusCode::kFailedPrecondition, Reason::kStashFull)) << "however long it waits";
+  cut.rows = nullptr;
+  EXPECT_NE(Forward(CallOf(16), claim), 0);
+}
+
+// Whatever comes in whichever order: what a ticket has is what its forward left, and all of it is given back.
+TEST_F(StashTest, NothingIsWrittenOver) {
+  struct Left {
+    int64_t ticket;
+    Stash::Call call;
+    char mark;
+  };
+  std::mt19937 random(1);
+  const auto draw = [&](int count) { return static_cast<int>(random() % count); };
+  std::vector<Left> left;
+  int found = 0;
+  for (int n = 0; n < 3000; ++n) {
+    const Stash::Call call = CallOf(1 + draw(4), 1 + draw(3));
+    const Stash::Claim claim{.pinned = draw(3) == 0, .reader = call.session_id == 3, .call_id = draw(20)};
+    const Stash::Kept kept = stash_.Keep(call, claim, {kXBytes, kGateUpBytes}, 1);
+    const char mark = static_cast<char>(n);
+    if (kept.rows != nullptr) {
+      std::memset(kept.rows->x.get(), mark, call.row_count * kXBytes);
+      if (kept.rows->gate_up != nullptr) std::memset(kept.rows->gate_up.get(), mark, call.row_count * kGateUpBytes);
+      stash_.Finished(kept.ticket, Pass::kForward, /*answered=*/draw(8) != 0);
+      left.push_back({kept.ticket, call, mark});
+    }
+    if (left.empty()) continue;
+    const Left& one = left[left.size() - 1 - draw(std::min<int>(8, left.size()))];
+    if (draw(4) == 0) stash_.Release(one.ticket, one.call.session_id);
+    const auto rows = stash_.Find(one.ticket, one.call);
+    if (!rows.ok()) continue;
+    ++found;
+    const auto intact = [&](const std::shared_ptr<void>& piece, int64_t bytes) {
+      const char* data = static_cast<const char*>(piece.get());
+      return piece == nullptr || std::all_of(data, data + bytes, [&](char byte) { return byte == one.mark; });
+    };
+    ASSERT_TRUE(intact((*rows)->x, one.call.row_count * kXBytes)) << n;
+    ASSERT_TRUE(intact((*rows)->gate_up, one.call.row_count * kGateUpBytes)) << n;
+    stash_.Finished(one.ticket, Pass::kBackward, /*answered=*/draw(2) == 0);
+  }
+  EXPECT_GT(found, 100);
+  stash_.ReleaseAll();
+  EXPECT_EQ(memory_->lent_bytes(/*readers=*/false), 0);
+  EXPECT_EQ(memory_->lent_bytes(/*readers=*/true), 0);
+  EXPECT_NE(memory_->Take(1024), nullptr);
+}
+
+class OddStashTest : public StashTest {
+ protected:
+  OddStashTest() : StashTest(1000) {}
+};
+
+TEST_F(OddStashTest, WhatDoesNotFitForItsAlignmentTakesNothing) {
+  const int64_t ticket = Forward(CallOf(2));
+  EXPECT_EQ(stash_.Keep(CallOf(10), /*claim=*/{}, {100, 1}, 1).rows, nullptr);
+  EXPECT_EQ(Holds(ticket, CallOf(2)), Has::kXAndGateUp);
 }
 
 class NoStashTest : public StashTest {

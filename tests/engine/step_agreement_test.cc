@@ -188,6 +188,27 @@ TEST_F(AgreementTest, TheFirstOfACommitAndADiscardStands) {
   EXPECT_EQ(zero_.step.position(), one_.step.position());
 }
 
+TEST_F(AgreementTest, ARunThatCommittedAtAnotherReplicaIsUnderWay) {
+  EXPECT_FALSE(one_.step.RunUnderWay(3));
+  SealBoth();
+  zero_.Commit(1, {0, 0, 1});
+  HearAll();
+  zero_.Apply();
+  one_.Apply();
+  {
+    Outbox outbox;
+    one_.step.RemoveTrainer(2, /*lost=*/true, outbox);
+  }
+  HearAll();
+  EXPECT_TRUE(one_.step.RunUnderWay(3));
+  {
+    Outbox outbox;
+    zero_.step.RemoveTrainer(1, /*lost=*/false, outbox);
+  }
+  HearAll();
+  EXPECT_FALSE(one_.step.RunUnderWay(3)) << "nobody is left who knows more";
+}
+
 TEST_F(AgreementTest, OfTwoSessionsOfARankThatOpenAtOnceTheLaterIsRefused) {
   Log log;
   Replica zero(log, 0), one(log, 1);

@@ -34,8 +34,8 @@ std::pair<std::shared_ptr<Answer<T>>, absl::AnyInvocable<void(absl::StatusOr<T>)
 
 class NotingDevice final : public StepDevice {
  public:
-  void Restore(int from, const std::string& checkpoint) override {
-    asked.push_back(absl::StrCat("restore ", checkpoint, " of ", from));
+  void Restore(int from, const CheckpointEdition& checkpoint) override {
+    asked.push_back(absl::StrCat("restore ", checkpoint.name, " of ", from));
   }
   void SumGradients(StepPosition of) override {
     asked.push_back("sum");
@@ -46,9 +46,10 @@ class NotingDevice final : public StepDevice {
     decision = std::move(commit);
   }
   void ClearGradients() override { asked.push_back("clear"); }
-  void ReleaseStash() override {}
+  void ReleaseStash() override { ++stash_releases; }
 
   std::vector<std::string> asked;  // in order
+  int stash_releases = 0;
   StepPosition summing;
   std::shared_ptr<const CommitSpec> decision;
 };
@@ -145,7 +146,7 @@ class StepTest : public ::testing::Test {
   }
   void Restore(int64_t step) {
     Outbox outbox;
-    step_.Restored("checkpoint", step, outbox);
+    step_.Restored({"checkpoint", "1"}, step, outbox);
   }
   void Leave(int64_t session, bool lost) {
     Outbox outbox;

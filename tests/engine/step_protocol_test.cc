@@ -49,6 +49,17 @@ TEST_F(StepTest, StepTwoBeginsEmpty) {
   EXPECT_THAT(device_.asked, ElementsAre("sum", "apply", "sum", "apply"));
 }
 
+TEST_F(StepTest, WhatForwardsLeftGoesWithTheWeights) {
+  Connect(1, 1);
+  CommitOne();
+  EXPECT_EQ(device_.stash_releases, 1);
+  ASSERT_TRUE(Succeeds(Add(1, 4)));
+  Discard(1);
+  EXPECT_EQ(device_.stash_releases, 1) << "the weights are the same";
+  Restore(0);
+  EXPECT_EQ(device_.stash_releases, 2);
+}
+
 TEST_F(StepTest, ASealWaitsForEveryTrainer) {
   Connect(3, 3);
   ASSERT_TRUE(Succeeds(Add(1, 4)));
@@ -273,6 +284,22 @@ TEST_F(StepTest, WhoTakesPartInNoStepIsTold) {
   EXPECT_TRUE(Fails(Commit(5)->result, absl::StatusCode::kFailedPrecondition, Reason::kFrozen));
   EXPECT_TRUE(Fails(Discard(5)->result, absl::StatusCode::kFailedPrecondition, Reason::kFrozen));
   EXPECT_EQ(step_.position(), (StepPosition{0, 0, 1}));
+}
+
+TEST_F(StepTest, ARunIsUnderWayForWhoeverWasAwayWhileItCommitted) {
+  Connect(2, 2);
+  EXPECT_FALSE(step_.RunUnderWay(2)) << "it opened late, and nothing was committed";
+  Seal(1);
+  Seal(2);
+  Sum();
+  Commit(1);
+  Apply();
+  EXPECT_TRUE(step_.RunUnderWay(3));
+  Leave(2, /*lost=*/true);
+  AddTrainer(3, {"run", SessionRole::kTrain, 2, 1});
+  EXPECT_TRUE(step_.RunUnderWay(3));
+  Leave(1, /*lost=*/false);
+  EXPECT_FALSE(step_.RunUnderWay(3)) << "nobody is left who knows more";
 }
 
 TEST_F(StepTest, TrainersAreListedByRank) {

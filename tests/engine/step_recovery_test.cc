@@ -288,7 +288,7 @@ TEST_F(StepTest, ARestoreThatComesWhileACommitIsAppliedWaitsForIt) {
   auto [restore, done] = Expected<StepPosition>();
   {
     Outbox outbox;
-    step_.Restore("old", std::move(done), outbox);
+    step_.Restore({"old", "1"}, std::move(done), outbox);
   }
   EXPECT_THAT(device_.asked, ElementsAre("sum", "apply"))
       << "the gradients are for the weights before the checkpoint's";
@@ -298,7 +298,7 @@ TEST_F(StepTest, ARestoreThatComesWhileACommitIsAppliedWaitsForIt) {
   EXPECT_EQ(restore->count, 0);
   {
     Outbox outbox;
-    step_.Restored("old", 7, outbox);
+    step_.Restored({"old", "1"}, 7, outbox);
   }
   EXPECT_EQ(*restore->result, (StepPosition{7, 1, 3}));
   CommitOne();

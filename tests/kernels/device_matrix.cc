@@ -50,6 +50,7 @@ DeviceMatrix::DeviceMatrix(Backend& backend, const Dense& values, DType dtype, i
 }
 
 DeviceMatrix::~DeviceMatrix() {
+  Finish(backend_, Stream::kCompute);  // what may use the memory still
   if (stride_ == cols_ || rows_ == 0) return;
   const Dense padding = Download(backend_, padded().Cols(cols_, stride_ - cols_));
   EXPECT_TRUE(std::all_of(padding.values.begin(), padding.values.end(), [](double x) { return std::isnan(x); }))

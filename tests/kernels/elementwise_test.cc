@@ -65,6 +65,20 @@ class ElementwiseTest : public BackendTest {
     EXPECT_LE(RelativeDifference(device_gate_up.Read(), dgate_up), Bound(dtype));
   }
 
+  void ExpectColumnSums(int64_t rows, int64_t cols, DType dtype) {
+    SCOPED_TRACE(absl::StrCat(Name(dtype), " [", rows, ", ", cols, "]"));
+    const Dense m = Rounded(backend(), RandomDense(rows, cols, 1), dtype);
+    const Dense before = Rounded(backend(), RandomDense(1, cols, 2), AccumulatorOf(dtype));
+    Dense expected = before;
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t col = 0; col < cols; ++col) expected.at(0, col) += m.at(row, col);
+    }
+    const DeviceMatrix device_m(backend(), m, dtype, 5);
+    const DeviceMatrix sum(backend(), before, AccumulatorOf(dtype));
+    ASSERT_TRUE(backend().AddColumnSums(device_m.view(), sum.view()).ok());
+    EXPECT_LE(RelativeDifference(sum.Read(), expected), dtype == DType::kF64 ? 1e-14 : 1e-6);
+  }
+
   double SumOfSquares(const DeviceMatrix& m) {
     const Buffer sum = backend().Allocate(Memory::kStaging, sizeof(double)).value();
     EXPECT_TRUE(backend().SumOfSquares(m.view(), static_cast<double*>(sum.data())).ok());
@@ -117,16 +131,9 @@ TEST_P(ElementwiseTest, AHalfThatIsNoHalfIsRefused) {
 
 TEST_P(ElementwiseTest, ColumnSumsAddToWhatIsThere) {
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
-    const Dense m = Rounded(backend(), RandomDense(411, 700, 1), dtype);
-    const Dense before = Rounded(backend(), RandomDense(1, 700, 2), AccumulatorOf(dtype));
-    Dense expected = before;
-    for (int64_t row = 0; row < m.rows; ++row) {
-      for (int64_t col = 0; col < m.cols; ++col) expected.at(0, col) += m.at(row, col);
-    }
-    const DeviceMatrix device_m(backend(), m, dtype, 5);
-    const DeviceMatrix sum(backend(), before, AccumulatorOf(dtype));
-    ASSERT_TRUE(backend().AddColumnSums(device_m.view(), sum.view()).ok());
-    EXPECT_LE(RelativeDifference(sum.Read(), expected), dtype == DType::kF64 ? 1e-14 : 1e-6);
+    ExpectColumnSums(411, 700, dtype);
+    ExpectColumnSums(5000, 9, dtype);
+    ExpectColumnSums(3, 70001, dtype);
   }
 }
 
@@ -148,6 +155,10 @@ TEST_P(ElementwiseTest, SumsOfSquaresAreInF64) {
       EXPECT_NEAR(SumOfSquares(DeviceMatrix(backend(), m, dtype, 3)) / expected, 1, 1e-12);
     }
   }
+  const Dense large = RandomDense(1, 1'200'003, 2);
+  double expected = 0;
+  for (const double value : large.values) expected += value * value;
+  EXPECT_NEAR(SumOfSquares(DeviceMatrix(backend(), large, DType::kF64)) / expected, 1, 1e-12);
   EXPECT_EQ(SumOfSquares(DeviceMatrix(backend(), 0, 3, DType::kF32)), 0);
   EXPECT_NEAR(SumOfSquares(DeviceMatrix(backend(), Dense(2, 2, 1e38), DType::kF32)) / 4e76, 1, 1e-6);
 }

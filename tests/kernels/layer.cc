@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "gtest/gtest.h"
+#include "kernels/status.h"
 
 namespace shardmlp::testing {
 namespace {
@@ -60,6 +61,7 @@ Dense Layer::Forward(const Dense& x, int64_t tile_rows) {
   const absl::Status status =
       MlpForward(backend_, config_, weights(), workspace, tile_rows, input.view(), output.view());
   EXPECT_TRUE(status.ok()) << status;
+  Finish(backend_, Stream::kCompute);  // which uses the workspace
   return output.Read();
 }
 
@@ -72,6 +74,7 @@ Dense Layer::Backward(const Dense& x, const Dense& dy, int64_t tile_rows, Output
   const absl::Status status = MlpBackward(backend_, config_, weights(), workspace, tile_rows, input.view(),
                                           output_gradient.view(), dx.view(), outputs.gradients ? &gradients : nullptr);
   EXPECT_TRUE(status.ok()) << status;
+  Finish(backend_, Stream::kCompute);
   return dx.Read();
 }
 
@@ -99,12 +102,18 @@ Layer::Passes Layer::ForwardAndBackward(const Dense& x, const Dense& dy, int64_t
 }
 
 absl::Status Layer::Forward(ConstMatrixView x, MatrixView y) {
-  return MlpForward(backend_, config_, weights(), Workspace(x.rows, x.rows), x.rows, x, y);
+  const MlpWorkspace workspace = Workspace(x.rows, x.rows);
+  SHARDMLP_RETURN_IF_ERROR(MlpForward(backend_, config_, weights(), workspace, x.rows, x, y));
+  Finish(backend_, Stream::kCompute);
+  return absl::OkStatus();
 }
 
 absl::Status Layer::Backward(ConstMatrixView x, ConstMatrixView dy, MatrixView dx) {
   const MlpTensors gradients = gradients_.views();
-  return MlpBackward(backend_, config_, weights(), Workspace(x.rows, x.rows), x.rows, x, dy, dx, &gradients);
+  const MlpWorkspace workspace = Workspace(x.rows, x.rows);
+  SHARDMLP_RETURN_IF_ERROR(MlpBackward(backend_, config_, weights(), workspace, x.rows, x, dy, dx, &gradients));
+  Finish(backend_, Stream::kCompute);
+  return absl::OkStatus();
 }
 
 NaiveGradients Layer::Gradients(const Dense& dx) const {

@@ -150,6 +150,87 @@ TEST_F(CheckpointTest, AnotherProcessThatSavesIsLeftAlone) {
   Save("one", 1);
 }
 
+TEST_F(CheckpointTest, ADeletedOneIsGoneWithItsFilesAndNothingElse) {
+  Save("one", 7);
+  Save("two", 8);
+  const auto deleted = store_->Delete("one");
+  ASSERT_TRUE(deleted.ok()) << deleted.status();
+  EXPECT_EQ(deleted->step, 7);
+  EXPECT_GT(deleted->byte_count, 0);
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(Path(""))) names.push_back(entry.path().filename());
+  EXPECT_THAT(names, ElementsAre("two"));
+  EXPECT_TRUE(
+      Fails(store_->Delete("one"), absl::StatusCode::kNotFound, Reason::kUnknownCheckpoint, {"checkpoint one"}));
+  // A damaged one can be deleted too.
+  std::filesystem::remove(Path("two/manifest.json"));
+  EXPECT_TRUE(store_->Delete("two").ok());
+  EXPECT_TRUE(std::filesystem::is_empty(Path("")));
+}
+
+TEST_F(CheckpointTest, NothingOutsideTheFolderIsDeleted) {
+  Save("one", 7);
+  // A checkpoint elsewhere, reached by a name, by a link in its place, and by one among its files.
+  const std::string outside = folder_ / "outside";
+  std::filesystem::copy(Path("one"), outside);
+  std::filesystem::create_directory_symlink(outside, Path("link"));
+  std::filesystem::create_directory_symlink(outside, Path("one/link"));
+  for (const char* name : {"../../outside", "..", ".", "", "one/../../../outside", "/"}) {
+    EXPECT_TRUE(Fails(store_->Delete(name), absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument, {name}))
+        << name;
+  }
+  EXPECT_TRUE(store_->Delete("link").ok());
+  EXPECT_TRUE(store_->Delete("one").ok());
+  EXPECT_TRUE(std::filesystem::is_empty(Path("")));
+  for (const char* file : kFiles) EXPECT_TRUE(std::filesystem::exists(absl::StrCat(outside, "/", file))) << file;
+}
+
+TEST_F(CheckpointTest, WhatIsNoCheckpointIsNotDeleted) {
+  WriteFile(Path("notes"), "mine");
+  std::filesystem::create_directory(Path("folder"));
+  WriteFile(Path("folder/notes"), "mine");
+  for (const char* name : {"notes", "folder"}) {
+    EXPECT_TRUE(Fails(store_->Delete(name), absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
+                      {"is no checkpoint; it is not deleted"}));
+  }
+  EXPECT_EQ(ReadFile(Path("folder/notes")), "mine");
+}
+
+TEST_F(CheckpointTest, OneThatIsLoadedOrSavedElsewhereIsNotDeleted) {
+  Save("one", 7);
+  {
+    const auto loaded = store_->Load("one");  // as another process has it, whose locks are its own
+    EXPECT_TRUE(Fails(store_->Delete("one"), absl::StatusCode::kUnavailable, Reason::kOverloaded,
+                      {"another process is restoring"}));
+    EXPECT_EQ(CheckWhole(**loaded, model_), absl::OkStatus());
+  }
+  {
+    const auto lock = LockFolder(Path(""));
+    EXPECT_TRUE(Fails(store_->Delete("one"), absl::StatusCode::kUnavailable, Reason::kOverloaded,
+                      {"another process is saving"}));
+  }
+  EXPECT_EQ(*WholeStep(*store_, "one", model_), 7);
+  EXPECT_TRUE(store_->Delete("one").ok());
+}
+
+TEST_F(CheckpointTest, ADeletionThatWasCutOffIsFinishedByTheNextProcess) {
+  Save("one", 7);
+  ASSERT_EQ(Unpublish(Path(""), "one"), absl::OkStatus());  // and then the process died
+  EXPECT_THAT(ListedNames(), ElementsAre());
+  EXPECT_TRUE(CheckpointStore::Open(Path(""), model_).ok());
+  EXPECT_TRUE(std::filesystem::is_empty(Path("")));
+}
+
+TEST_F(CheckpointTest, EachThatIsSavedIsAnEditionOfItsOwn) {
+  Save("one", 7);
+  const auto first = store_->Edition("one");
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(*store_->Edition("one"), *first);
+  Save("one", 7);
+  EXPECT_NE(*store_->Edition("one"), *first);
+  EXPECT_FALSE(store_->Edition("two").ok());
+}
+
 TEST_F(CheckpointTest, RefusesACheckpointThatLacksAFile) {
   for (const char* file : kFiles) {
     Save("one", 7);

@@ -29,11 +29,12 @@ class Server:
     def __init__(self, model: Path, scratch: Path, flags: tuple[str, ...]) -> None:
         self.target = f"unix:{scratch}/s"
         self.log = scratch / "log"
+        self.checkpoints = scratch / "checkpoints"
         self._command = [
             os.environ["SHARDMLP_SERVER"],
             f"--model={model}",
             f"--listen={self.target}",
-            f"--checkpoint-dir={scratch}/checkpoints",
+            f"--checkpoint-dir={self.checkpoints}",
             "--metrics-address=",
             *flags,
         ]
@@ -66,9 +67,9 @@ class Server:
         self.terminate()
         return self.wait()
 
-    def await_serving(self) -> None:
-        """For clients that do not wait by themselves."""
-        until(lambda: "serving on" in self.log.read_text())
+    def await_serving(self, times: int = 1) -> None:
+        """For clients that do not wait by themselves: until it serves for the n-th time."""
+        until(lambda: self.log.read_text().count("serving on") >= times)
 
     @property
     def metrics_address(self) -> str:

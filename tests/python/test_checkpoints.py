@@ -44,6 +44,50 @@ def test_rollback_after_the_server_was_killed(folder, serve, offload, tmp_path):
     assert train(model, optimizer, range(3, 7), remote) == expected
 
 
+@pytest.mark.parametrize("where", ["forward", "backward", "step"])
+def test_plain_loop_goes_on_after_the_server_died_in_mid_step(folder, serve, offload, tmp_path, where):
+    """In the same process, as the tutorial says."""
+    server = serve(folder("llama"))
+    model = load_model(folder("llama"))
+    remote = offload(model, server, timeouts=shardmlp.Timeouts(connect=20, retry=1))
+    optimizer = remote.wrap(torch.optim.AdamW(model.parameters(), lr=1e-3))
+    train(model, optimizer, range(2))
+    remote.save_checkpoint("two")
+    torch.save({"model": remote.local_state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "local.pt")
+    expected = train(model, optimizer, range(2, 5))
+
+    with pytest.raises(shardmlp.Error, match="the server has ended.*remote.restore") as failure:
+        if where == "forward":
+            server.kill()
+        loss = loss_of(model, 9)
+        if where == "backward":
+            server.kill()
+        loss.backward()
+        server.kill()
+        optimizer.step()
+    assert failure.value.reason == "UNREACHABLE"
+    server.start()
+    server.await_serving(2)
+    remote.restore("two")
+    local = torch.load(tmp_path / "local.pt")
+    model.load_state_dict(local["model"])
+    optimizer.load_state_dict(local["optimizer"])
+    assert train(model, optimizer, range(remote.step, 5)) == expected
+
+
+def test_deleted_checkpoints_are_gone(folder, serve, offload):
+    model = load_model(folder("llama"))
+    remote = offload(model, serve(folder("llama")))
+    remote.save_checkpoint("a")
+    remote.save_checkpoint("b")
+    remote.delete_checkpoint("a")
+    assert [c.name for c in remote.checkpoints()] == ["b"]
+    for name, reason in [("a", "UNKNOWN_CHECKPOINT"), ("../b", "INVALID_ARGUMENT")]:
+        with pytest.raises(shardmlp.Error) as failure:
+            remote.delete_checkpoint(name)
+        assert failure.value.reason == reason
+
+
 def test_new_trainer_process_goes_on(folder, serve, offload, tmp_path):
     """Model, optimizer and connection all made anew, as a restarted script does."""
     server = serve(folder("llama"))

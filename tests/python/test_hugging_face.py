@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 
 import pytest
@@ -20,10 +21,9 @@ DATA = [{"input_ids": tokens(seed, batch=1)[0], "labels": tokens(seed, batch=1)[
 
 def arguments(out, **options) -> TrainingArguments:
     """6 updates of 2 micro-batches of 2."""
-    options = dict(save_strategy="no", max_grad_norm=0.5, adam_epsilon=1e-4) | options
+    options = dict(num_train_epochs=1, save_strategy="no", max_grad_norm=0.5, adam_epsilon=1e-4) | options
     return TrainingArguments(
         output_dir=out,
-        num_train_epochs=1,
         per_device_train_batch_size=2,
         gradient_accumulation_steps=2,
         learning_rate=1e-3,
@@ -102,6 +102,35 @@ def test_trainer_under_bf16_autocast(folder, serve, offload, tmp_path):
     assert_same_run(mine, theirs, bound=3e-2)
 
 
+def test_fp16_on_a_cpu_is_f32(folder, serve, offload, tmp_path):
+    """accelerate has neither autocast nor a GradScaler for it there, and says nothing; nor does the server's half."""
+    model, local = load_model(folder("llama")), load_model(folder("llama"))
+    remote = offload(model, serve(folder("llama")))
+    mine, theirs = make(model, tmp_path / "a", remote, fp16=True), make(local, tmp_path / "b")
+    for trainer in (mine, theirs):
+        trainer.train()
+    assert mine.accelerator.mixed_precision == "fp16" and mine.accelerator.scaler is None
+    assert remote.step == 6
+    assert_same_run(mine, theirs)
+
+
+def test_fp16_as_on_an_accelerator(folder, serve, offload, tmp_path):
+    """Autocast and a GradScaler, as accelerate sets them up there. The first scale overflows: both sides skip."""
+    model, local = load_model(folder("llama")), load_model(folder("llama"))
+    remote = offload(model, serve(folder("llama")))
+    mine, theirs = make(model, tmp_path / "a", remote, fp16=True), make(local, tmp_path / "b", fp16=True)
+    for trainer in (mine, theirs):
+        trainer.accelerator.native_amp = True
+        trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**19, backoff_factor=2.0**-6)
+        trainer.train()
+    scale = mine.accelerator.scaler.get_scale()
+    assert scale == theirs.accelerator.scaler.get_scale() == 2.0**13
+    assert remote.step == 5
+    assert not math.isfinite(logged(mine, "grad_norm")[0])
+    for name in ("loss", "grad_norm", "learning_rate"):
+        assert logged(mine, name)[1:] == pytest.approx(logged(theirs, name)[1:], rel=1e-3), name
+
+
 def test_resuming_takes_server_and_trainer_back_together(folder, serve, offload, tmp_path):
     """From the third update, in a new trainer, on a server that has gone on since and then died."""
     local = make(load_model(folder("llama")), tmp_path / "b", save_strategy="steps", save_steps=3)
@@ -123,6 +152,28 @@ def test_resuming_takes_server_and_trainer_back_together(folder, serve, offload,
     assert remote.step == 6
     assert_same_run(resumed, local)
     assert_same_folders(tmp_path / "a" / "checkpoint-6", tmp_path / "b" / "checkpoint-6")
+
+
+def test_what_save_total_limit_deletes_is_deleted_on_the_server_too(folder, serve, offload, tmp_path):
+    """Also of folders that an earlier process saved; and nothing else is."""
+    server = serve(folder("llama"))
+    model = load_model(folder("llama"))
+    remote = offload(model, server)
+    remote.save_checkpoint("of-another")
+    saving = dict(save_strategy="steps", save_steps=2, save_total_limit=2)
+    make(model, tmp_path / "a", remote, **saving).train()
+
+    def kept():
+        notes = (tmp_path / "a").glob("checkpoint-*/shardmlp.json")
+        return {json.loads(note.read_text())["checkpoint"] for note in notes}
+
+    assert {c.name for c in remote.checkpoints()} == {"of-another", "a-4", "a-6"} == {"of-another"} | kept()
+    remote.close()
+    model = load_model(folder("llama"))
+    remote = offload(model, server, resume=True)
+    resumed = make(model, tmp_path / "a", remote, num_train_epochs=2, **saving)
+    resumed.train(resume_from_checkpoint=True)
+    assert {c.name for c in remote.checkpoints()} == {"of-another", "a-10", "a-12"} == {"of-another"} | kept()
 
 
 def test_resuming_is_refused_without_the_servers_checkpoint(folder, serve, offload, tmp_path):

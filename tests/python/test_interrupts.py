@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
-import sys
-import threading
-from pathlib import Path
 
 import pytest
 import torch
+from interrupting import end_by_signal, interrupted
 from models import load_model, loss_of, relative
 
 import shardmlp
-
-HOLD_SECONDS = 0.3
 
 
 class Trainer:
@@ -50,39 +44,6 @@ def trainer(folder, serve, offload):
     trainer = Trainer(folder, serve, offload)
     yield trainer
     trainer.server.thaw()
-
-
-@contextlib.contextmanager
-def interrupted():
-    """The process gets SIGINT once the main thread has stood at one place of the package's own code for a while, which
-    it does in a native call alone. KeyboardInterrupt must come of it."""
-    package = str(Path(shardmlp.__file__).parent)
-    main, over = threading.main_thread().ident, threading.Event()
-
-    def place():
-        frame = sys._current_frames()[main]
-        return (frame.f_code, frame.f_lasti) if frame.f_code.co_filename.startswith(package) else None
-
-    def interrupt():
-        before = None
-        while not over.wait(HOLD_SECONDS):
-            now = place()
-            if now is not None and now == before:
-                os.kill(os.getpid(), signal.SIGINT)
-                return
-            before = now
-
-    thread = threading.Thread(target=interrupt)
-    # Python leaves SIGINT ignored where it was when it started, as in a shell's background job.
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    thread.start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            yield
-    finally:
-        over.set()
-        thread.join()
-        signal.signal(signal.SIGINT, handler)
 
 
 CALLS = {
@@ -143,3 +104,39 @@ def test_waiting_for_a_server_that_is_not_there(folder, tmp_path):
     """The back-off between tries."""
     with interrupted():
         shardmlp.offload(load_model(folder("llama")), f"unix:{tmp_path}/none", timeouts=shardmlp.Timeouts(connect=600))
+
+
+SCRIPT = """
+import sys, shardmlp
+from interrupting import stop_here
+from models import load_model
+from shardmlp.connection import Connection
+
+folder, target, load, where = sys.argv[1:]
+run = getattr(Connection, where)
+
+def stop_and_run(*arguments):
+    stop_here()
+    return run(*arguments)
+
+setattr(Connection, where, stop_and_run)
+if load == "offload":
+    shardmlp.offload(load_model(folder), target)
+else:
+    shardmlp.from_pretrained(folder, target)
+"""
+
+
+@pytest.mark.parametrize(
+    "load, where, number",
+    [
+        ("offload", "open_session", signal.SIGINT),
+        ("offload", "checksums", signal.SIGTERM),
+        ("from_pretrained", "checksums", signal.SIGINT),
+        ("from_pretrained", "checksums", signal.SIGTERM),
+    ],
+)
+def test_script_that_ends_while_it_loads_leaves_its_place_at_once(folder, serve, offload, load, where, number):
+    server = serve(folder("llama"), "--lease=5m")
+    end_by_signal(SCRIPT, [folder("llama"), server.target, load, where], server, number)
+    offload(load_model(folder("llama")), server)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -54,6 +55,24 @@ def test_forked_child_is_told(folder, serve, offload):
             os._exit(0 if "was forked from it" in str(error) else 2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     loss_of(model, 1).backward()
+
+
+def test_sigterm_closes_sessions_in_the_process_that_has_them_alone(folder, serve, offload):
+    """A forked worker ends by it as it ever did; and a handler of the program's own is left alone."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        offload(load_model(folder("llama")), serve(folder("llama")))
+        assert callable(signal.getsignal(signal.SIGTERM))
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        own = signal.default_int_handler
+        signal.signal(signal.SIGTERM, own)
+        offload(load_model(folder("llama")), serve(folder("llama")))
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 SCRIPT = """

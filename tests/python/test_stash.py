@@ -94,10 +94,11 @@ def test_forward_that_no_backward_follows_asks_for_no_ticket(stashing):
     assert tickets(server, "granted") == 0 and server.metric(IN_USE) == 0
 
 
-def test_each_end_of_a_step_leaves_nothing(stashing):
+def test_each_change_of_the_weights_leaves_nothing(stashing):
     server, model, remote = stashing()
     optimizer = remote.wrap(torch.optim.SGD(model.parameters(), lr=0.1))
-    for end in (optimizer.zero_grad, optimizer.step):
+    remote.save_checkpoint("start")
+    for end in (optimizer.step, functools.partial(remote.restore, "start")):
         loss_of(model, 1).backward()
         loss_of(model, 2)  # and never goes back
         assert server.metric(IN_USE) > 0
@@ -107,6 +108,44 @@ def test_each_end_of_a_step_leaves_nothing(stashing):
     loss_of(model, 3)
     assert server.metric(IN_USE) > 0
     remote.close()
+    assert server.metric(IN_USE) == 0
+
+
+@pytest.mark.parametrize("keep_inputs", [True, False])
+def test_gradients_that_are_dropped_between_forward_and_backward(stashing, keep_inputs):
+    """As in a loop that calls zero_grad() there, and whose step before was skipped."""
+    server, model, remote = stashing(keep_inputs=keep_inputs)
+    optimizer = remote.wrap(torch.optim.SGD(model.parameters(), lr=0.1))
+    expected = None
+    for seed in (1, 2, 1):
+        loss = loss_of(model, seed)
+        optimizer.zero_grad()
+        loss.backward()
+        gradient = model.model.embed_tokens.weight.grad.clone()
+        expected = gradient if expected is None else expected
+    assert torch.equal(gradient, expected)
+    optimizer.step()
+    assert tickets(server, "hit") == 3 * 3 and tickets(server, "missed") == 0
+
+
+@pytest.mark.parametrize("keep_inputs", [True, False])
+def test_an_input_without_rows(stashing, keep_inputs):
+    _, model, _ = stashing(keep_inputs=keep_inputs)
+    x = torch.zeros(0, 48, requires_grad=True)
+    model.model.layers[0].mlp(x).sum().backward()
+    assert x.grad.shape == x.shape
+
+
+@pytest.mark.parametrize("keep_inputs", [True, False])
+def test_a_model_that_keeps_its_loss_goes_all_the_same(folder, serve, keep_inputs):
+    server = serve(folder("llama"), METRICS, "--stash-bytes=64MiB")
+    model = load_model(folder("llama"))
+    remote = shardmlp.offload(model, server.target, keep_inputs=keep_inputs)
+    model.last_loss = loss_of(model, 1)
+    model_gone = weakref.ref(model)
+    del model, remote
+    gc.collect()
+    assert model_gone() is None
     assert server.metric(IN_USE) == 0
 
 
@@ -174,8 +213,6 @@ def test_no_input_stays_here(stashing):
     gc.collect()
     loss_of(model, 3).backward()
     assert 0 < server.metric(IN_USE) < held
-    remote.model.zero_grad()
-    assert server.metric(IN_USE) == 0
 
 
 def test_a_graph_that_is_retained_goes_back_twice_without_x(stashing, folder):
@@ -198,13 +235,13 @@ def test_a_graph_that_is_retained_goes_back_twice_without_x(stashing, folder):
 def test_inputs_that_the_server_lost_end_the_step(stashing):
     server, model, remote = stashing(keep_inputs=False)
     optimizer = remote.wrap(torch.optim.SGD(model.parameters(), lr=0.1))
-    loss = loss_of(model, 1)
-    optimizer.zero_grad()  # which ends no attempt, as nothing was added
-    loss_of(model, 2).backward()
-    optimizer.zero_grad()  # which ends one, and what its forwards left
+    loss, other = loss_of(model, 1), loss_of(model, 2)
+    remote._servers.connections[0].session.close()  # as a lease that ended
     before = remote.state_dict()
-    with pytest.raises(shardmlp.StepAborted, match="no ticket.*run the step's batches again"):
+    with pytest.raises(shardmlp.StepAborted, match="is not open.*run the step's batches again"):
         loss.backward()
+    with pytest.raises(shardmlp.StepAborted, match="no ticket.*run the step's batches again"):
+        other.backward()
     loss_of(model, 1).backward()
     optimizer.step()
     assert any(not torch.equal(before[name], weights) for name, weights in remote.state_dict().items())
@@ -288,3 +325,14 @@ def test_a_frozen_server_keeps_x_for_its_readers(folder, serve, offload):
         dict(model.named_parameters())[name].grad, dict(local.named_parameters())[name].grad, rtol=1e-4, atol=1e-6
     )
     assert tickets(server, "hit") == 3 and server.metric(IN_USE) == 0
+
+
+def test_a_reader_whose_inputs_the_server_lost_is_told_so(folder, serve, offload):
+    server = serve(folder("llama"), "--stash-bytes=64MiB", "--frozen")
+    model = load_model(folder("llama"))
+    remote = offload(model, server, keep_inputs=False)
+    loss = loss_of(model, 1)
+    remote._servers.connections[0].session.close()
+    with pytest.raises(shardmlp.StepAborted, match="no ticket.*run the step's batches again"):
+        loss.backward()
+    loss_of(model, 1).backward()

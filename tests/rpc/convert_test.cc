@@ -22,10 +22,12 @@ TEST(ConvertTest, AForwardAsksForItsInputToBeKeptWhereItsHeaderSaysSo) {
         std::pair(v1::KEEP_INPUT_PINNED, KeepInput::kPinned)}) {
     header.set_keep_input(sent);
     header.add_released_tickets(sent + 40);
+    header.set_call_id(sent + 60);
     const auto spec = ReadCallHeader(Pass::kForward, header.SerializeAsString());
     ASSERT_TRUE(spec.ok()) << spec.status();
     EXPECT_EQ(std::get<ForwardSpec>(*spec).keep_input, keep);
     EXPECT_EQ(std::get<ForwardSpec>(*spec).row_count, 7);
+    EXPECT_EQ(std::get<ForwardSpec>(*spec).call_id, sent + 60);
     EXPECT_EQ(std::get<ForwardSpec>(*spec).released_tickets.back(), sent + 40);
   }
   header.set_keep_input(static_cast<v1::KeepInput>(3));

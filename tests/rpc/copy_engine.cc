@@ -142,6 +142,7 @@ void CopyEngine::Checksums(Done<std::vector<uint64_t>> done) { done(Unsupported(
 void CopyEngine::SaveCheckpoint(const std::string&, Done<CheckpointInfo> done) { done(Unsupported()); }
 void CopyEngine::RestoreCheckpoint(const std::string&, Done<StepPosition> done) { done(Unsupported()); }
 void CopyEngine::ListCheckpoints(Done<std::vector<CheckpointInfo>> done) { done(Unsupported()); }
+void CopyEngine::DeleteCheckpoint(const std::string&, Done<CheckpointInfo> done) { done(Unsupported()); }
 
 void CopyEngine::StartDraining() {
   absl::MutexLock lock(&mutex_);

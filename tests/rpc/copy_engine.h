@@ -83,6 +83,7 @@ class CopyEngine : public Engine {
   void SaveCheckpoint(const std::string& name, Done<CheckpointInfo> done) override;
   void RestoreCheckpoint(const std::string& name, Done<StepPosition> done) override;
   void ListCheckpoints(Done<std::vector<CheckpointInfo>> done) override;
+  void DeleteCheckpoint(const std::string& name, Done<CheckpointInfo> done) override;
   void StartDraining() override;
   int64_t open_call_count() const override;
   void Shutdown() override;

@@ -291,7 +291,7 @@ TEST_F(StalledReaderTest, AReadThatWaitsForABusyDeviceIsNotStalled) {
   EXPECT_TRUE(stream->Finish().ok());
 }
 
-TEST_F(ModelServiceTest, CheckpointsAreSavedRestoredAndListed) {
+TEST_F(ModelServiceTest, CheckpointsAreSavedRestoredListedAndDeleted) {
   const CheckpointInfo info = {.name = "step-3", .step = 3, .byte_count = 1000};
   EXPECT_CALL(engine_, SaveCheckpoint("step-3", _)).WillOnce(Answer<CheckpointInfo>(info));
   EXPECT_CALL(engine_, RestoreCheckpoint("step-3", _))
@@ -299,6 +299,7 @@ TEST_F(ModelServiceTest, CheckpointsAreSavedRestoredAndListed) {
   EXPECT_CALL(engine_, ListCheckpoints(_)).WillOnce([&](Done<std::vector<CheckpointInfo>> done) {
     done(std::vector<CheckpointInfo>{info});
   });
+  EXPECT_CALL(engine_, DeleteCheckpoint("step-3", _)).WillOnce(Answer<CheckpointInfo>(info));
   v1::SaveCheckpointRequest save;
   save.set_name("step-3");
   v1::SaveCheckpointResponse saved;
@@ -314,6 +315,11 @@ TEST_F(ModelServiceTest, CheckpointsAreSavedRestoredAndListed) {
   ASSERT_EQ(listed.checkpoints_size(), 1);
   EXPECT_EQ(listed.checkpoints(0).name(), "step-3");
   EXPECT_EQ(listed.checkpoints(0).step(), 3);
+  v1::DeleteCheckpointRequest deletion;
+  deletion.set_name("step-3");
+  v1::DeleteCheckpointResponse deleted;
+  ASSERT_TRUE(Call(&Stub::DeleteCheckpoint, deletion, deleted).ok());
+  EXPECT_EQ(deleted.checkpoint().step(), 3);
 }
 
 TEST_F(ModelServiceTest, ATornCheckpointIsDataLossWithTheFileNamed) {

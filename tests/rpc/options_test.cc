@@ -30,6 +30,8 @@ TEST(OptionsTest, AModelIsAllThatIsNeeded) {
   EXPECT_EQ(options->metrics_address, "127.0.0.1:9464");
   EXPECT_FALSE(options->model.layers.has_value());
   EXPECT_EQ(options->model.dtype, DType::kF32);
+  EXPECT_EQ(options->device.kind, DeviceKind::kAuto);
+  EXPECT_FALSE(options->device.tf32);
 }
 
 TEST(OptionsTest, EveryFlagReachesItsOption) {
@@ -47,6 +49,8 @@ TEST(OptionsTest, EveryFlagReachesItsOption) {
                               "--workspace-bytes=256MiB",
                               "--stash-bytes=2GiB",
                               "--memory-bytes=16GiB",
+                              "--device=cuda:3",
+                              "--tf32",
                               "--max-calls=3",
                               "--max-sessions=4",
                               "--threads=2",
@@ -66,10 +70,13 @@ TEST(OptionsTest, EveryFlagReachesItsOption) {
   EXPECT_EQ(options->restore, "latest");
   EXPECT_EQ(options->engine.workspace_bytes, 256LL << 20);
   EXPECT_EQ(options->engine.stash_bytes, 2LL << 30);
-  EXPECT_EQ(options->backend.memory_bytes, 16LL << 30);
+  EXPECT_EQ(options->device.memory_bytes, 16LL << 30);
   EXPECT_EQ(options->engine.max_call_count, 3);
   EXPECT_EQ(options->engine.max_session_count, 4);
-  EXPECT_EQ(options->backend.threads, 2);
+  EXPECT_EQ(options->device.threads, 2);
+  EXPECT_EQ(options->device.kind, DeviceKind::kCuda);
+  EXPECT_EQ(options->device.gpu, 3);
+  EXPECT_TRUE(options->device.tf32);
   EXPECT_EQ(options->engine.lease, absl::Seconds(10));
   EXPECT_EQ(options->engine.seal_timeout, absl::Minutes(2));
   EXPECT_EQ(options->rpc.stall_timeout, absl::Milliseconds(1500));
@@ -158,6 +165,16 @@ TEST(OptionsTest, ANumberOutOfRangeIsRefusedWithTheRange) {
                   .ok());
 }
 
+TEST(OptionsTest, ReadersAreLeftSomething) {
+  for (const char* flag : {"--max-calls=1", "--max-sessions=1"}) {
+    EXPECT_THAT(
+        Refusal({"--model=m", flag}),
+        HasSubstr(absl::StrCat(flag, " leaves readers none, who have half: 2 or more were expected, or --frozen")));
+    EXPECT_TRUE(Parse({"--model=m", flag, "--frozen"}).ok());
+  }
+  EXPECT_TRUE(Parse({"--model=m", "--max-calls=2", "--max-sessions=2"}).ok());
+}
+
 TEST(OptionsTest, AFlagThatIsNoneIsNamed) {
   EXPECT_THAT(Refusal({"--model=m", "--max_calls=3"}), HasSubstr("not expected: --max_calls=3; --help lists"));
   EXPECT_THAT(Refusal({"--model"}), HasSubstr("--model: 1 required FOLDER missing"));
@@ -173,6 +190,18 @@ TEST(OptionsTest, TheLastOfAFlagsRepeatsCounts) {
   EXPECT_FALSE(options->engine.frozen);
   EXPECT_EQ(options->engine.lease, absl::Seconds(20));
   EXPECT_EQ(options->restore, "");
+}
+
+TEST(OptionsTest, ADeviceIsNamedByItsKindAndNumber) {
+  const auto device = [](const char* flag) { return Parse({"--model=m", flag}).value().device; };
+  EXPECT_EQ(device("--device=cpu").kind, DeviceKind::kCpu);
+  EXPECT_EQ(device("--device=auto").kind, DeviceKind::kAuto);
+  EXPECT_EQ(device("--device=cuda").kind, DeviceKind::kCuda);
+  EXPECT_EQ(device("--device=cuda").gpu, 0);
+  for (const char* bad : {"gpu", "cuda:", "cuda:-1", "cuda:x", "cuda1", "CPU", ""}) {
+    EXPECT_THAT(Refusal({"--model=m", absl::StrCat("--device=", bad).c_str()}),
+                HasSubstr(absl::StrCat("--device: got \"", bad, "\", expected auto, cpu, cuda, or cuda:N")));
+  }
 }
 
 TEST(OptionsTest, BytesHaveUnits) {
@@ -192,6 +221,7 @@ TEST(OptionsTest, OptionsThatContradictEachOtherAreBothNamed) {
   EXPECT_THAT(Refusal({}), HasSubstr("--model is missing"));
   EXPECT_THAT(Refusal({"--model=m", "--listen=0.0.0.0:1"}), HasSubstr("--insecure-listen-anywhere"));
   EXPECT_THAT(Refusal({"--model=m", "--metrics-address=0.0.0.0:1"}), HasSubstr("--insecure-listen-anywhere"));
+  EXPECT_THAT(Refusal({"--model=m", "--tf32", "--device=cpu"}), HasSubstr("--tf32 needs a GPU, got --device=cpu"));
   EXPECT_THAT(Refusal({"--model=m", "--restore=latest"}), HasSubstr("--restore=latest needs --checkpoint-dir"));
   EXPECT_THAT(Refusal({"--model=m", "--lease=2m", "--seal-timeout=1m"}),
               HasSubstr("--seal-timeout=1m is below --lease=2m"));

@@ -29,7 +29,8 @@ TEST_F(TrainingServiceTest, OpenSessionCarriesTheRunAndGivesTheLease) {
     EXPECT_EQ(spec.role, SessionRole::kTrain);
     EXPECT_EQ(spec.trainer_count, 4);
     EXPECT_EQ(spec.trainer_rank, 2);
-    return SessionGrant{.session_id = 99, .lease = absl::Milliseconds(1500), .position = kPosition};
+    return SessionGrant{
+        .session_id = 99, .lease = absl::Milliseconds(1500), .position = kPosition, .run_under_way = true};
   });
   v1::OpenSessionRequest request;
   request.set_run_id("run");
@@ -41,6 +42,7 @@ TEST_F(TrainingServiceTest, OpenSessionCarriesTheRunAndGivesTheLease) {
   EXPECT_EQ(response.session_id(), 99);
   EXPECT_EQ(response.lease().seconds(), 1);
   EXPECT_EQ(response.lease().nanos(), 500000000);
+  EXPECT_TRUE(response.run_under_way());
   ExpectPosition(response.position());
 }
 

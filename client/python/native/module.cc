@@ -134,6 +134,7 @@ void DefineSession(py::module_& module) {
       .value("pinned", ClientKeepInput::kPinned);
   py::class_<Session, ForkSafePtr<Session>>(module, "Session")
       .def_property_readonly("position", &Session::position)
+      .def_property_readonly("run_under_way", &Session::run_under_way)
       .def_property_readonly("pending_row_count", &Session::pending_row_count)
       .def(
           "forward",
@@ -167,10 +168,10 @@ void DefineSession(py::module_& module) {
           py::arg("groups"), py::arg("gradient_scale"), py::arg("fresh_optimizer"))
       .def(
           "discard_step",
-          [](Session& session, const std::string& reason) {
-            return WithoutGil([&] { return session.DiscardStep(reason); });
+          [](Session& session, const std::string& reason, double within_seconds) {
+            return WithoutGil([&] { return session.DiscardStep(reason, absl::Seconds(within_seconds)); });
           },
-          py::arg("reason"))
+          py::arg("reason"), py::arg("within_seconds"))
       .def("resync", [](Session& session) { return WithoutGil([&] { return session.Resync(); }); })
       .def("close", [](Session& session) { WithoutGil([&] { return session.Close(); }); });
 }
@@ -225,6 +226,12 @@ void DefineClient(py::module_& module) {
           "restore_checkpoint",
           [](Client& client, const std::string& name) {
             return WithoutGil([&] { return client.RestoreCheckpoint(name); });
+          },
+          py::arg("name"))
+      .def(
+          "delete_checkpoint",
+          [](Client& client, const std::string& name) {
+            return WithoutGil([&] { return client.DeleteCheckpoint(name); });
           },
           py::arg("name"))
       .def("list_checkpoints", [](Client& client) { return WithoutGil([&] { return client.ListCheckpoints(); }); });

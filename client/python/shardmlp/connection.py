@@ -11,6 +11,7 @@ import torch
 
 from . import _native
 from .errors import Error
+from .sigterm import close_first
 from .staging import Incoming, Outgoing
 
 _DTYPES = {
@@ -159,7 +160,8 @@ class Connection:
             )
         sent = Outgoing(dy) if x is None else Outgoing(dy, x)
         from_dy = _matrix(sent.host[0])
-        from_x = _matrix(dy[:, :0], data=0) if x is None else _matrix(sent.host[1])
+        nowhere = _native.Matrix(0, dy.shape[0], hidden_size, hidden_size, _DTYPES[dy.dtype])
+        from_x = nowhere if x is None else _matrix(sent.host[1])
         dx = Incoming(dy.shape[0], hidden_size if input_gradient else 0, dy.dtype, dy.device)
         to = _matrix(dx.host) if input_gradient else _native.Matrix()
         session.backward(
@@ -169,8 +171,9 @@ class Connection:
 
     def release(self, ticket: int) -> None:
         """No backward will name ``ticket`` any more. Never blocks or raises, as suits a finalizer."""
-        if self._session is not None and os.getpid() == self._owner:
-            self._session.release(ticket)
+        session = self._session
+        if session is not None and os.getpid() == self._owner:
+            session.release(ticket)
 
     def read_tensor(self, tensor: _native.Tensor) -> tuple[torch.Tensor, int]:
         """The server's weights now, on the host, in the file's shape and the served dtype, and their version."""
@@ -183,11 +186,12 @@ class Connection:
         return self.client.checksums()
 
     def _hold(self, session: _native.Session) -> None:
-        """Keeps ``session``, to be closed with this connection or at exit, so that its place is free at once."""
+        """Keeps ``session``, to be closed with this connection, at exit or by SIGTERM: its place is then free at once."""
         self._session = session
         if self._finalizer is not None:
             self._finalizer.detach()
         self._finalizer = weakref.finalize(self, _close, session, self._owner)
+        close_first(self)
 
     def _refuse_fork(self) -> None:
         if os.getpid() != self._owner:
@@ -216,7 +220,6 @@ def check_dtype(dtype: torch.dtype) -> None:
         raise TypeError(f"got a {dtype} tensor; a remote MLP takes float32, bfloat16, float16 or float64")
 
 
-def _matrix(t: torch.Tensor, data: int | None = None) -> _native.Matrix:
-    """``t``, or one of its shape at ``data``."""
+def _matrix(t: torch.Tensor) -> _native.Matrix:
     rows, cols = t.shape
-    return _native.Matrix(t.data_ptr() if data is None else data, rows, cols, max(t.stride(0), cols), _DTYPES[t.dtype])
+    return _native.Matrix(t.data_ptr(), rows, cols, max(t.stride(0), cols), _DTYPES[t.dtype])

@@ -9,13 +9,14 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import Trainer, TrainerCallback
 
-from .errors import StepAborted
+from .errors import Error, StepAborted
 from .remote import Remote
 
 # In a checkpoint's folder, beside what the Trainer writes: the server's checkpoint of the same step.
@@ -30,8 +31,12 @@ def attach(trainer: Trainer, remote: Remote) -> None:
     - Each checkpoint of the trainer has one on the server, which must have a checkpoint folder: named after the output
       folder and the server's step, and noted in the trainer's. ``resume_from_checkpoint`` and
       ``load_best_model_at_end`` restore both, or raise. Offload with ``resume=True`` in a script that resumes.
+      ``save_total_limit`` deletes both.
     - A step that the server aborts is run again from its first micro-batch, up to 3 times. One of several trainers
-      can't do so by itself, nor one with a GradScaler (fp16): StepAborted ends their run.
+      can't do so by itself, nor one with a GradScaler (fp16) or in DeepSpeed's engine: StepAborted ends their run.
+    - What ends ``train()`` in mid-step, as Ctrl-C does, discards the step, here and on the server. ``train()``, with
+      ``resume_from_checkpoint=True``, goes on from the last checkpoint: in the same process or in another, and also
+      where the server was started again in between.
 
     Gradient accumulation, schedules, clipping (the logged grad_norm is the whole model's), autocast, evaluation and
     saving are the trainer's own.
@@ -45,6 +50,7 @@ def attach(trainer: Trainer, remote: Remote) -> None:
     if not any(module is remote.layers[0].module for module in trainer.model.modules()):
         raise ValueError("the trainer's model is not the one that was offloaded: give it that, and attach the trainer")
     update = _Update(trainer, remote)
+    trainer.train = update.train
     trainer.training_step = update.training_step
     trainer.accelerator.clip_grad_norm_ = update.clip
     trainer._load_from_checkpoint = _restoring_first(trainer._load_from_checkpoint, remote)
@@ -63,7 +69,11 @@ class _Update:
 
     def __init__(self, trainer: Trainer, remote: Remote) -> None:
         self._remote = remote
-        self._scales = trainer.accelerator.scaler is not None
+        # Neither a GradScaler's step() nor DeepSpeed's, which it takes with the last backward, can be begun anew from
+        # within; of several trainers, none by itself.
+        bound = trainer.accelerator.scaler is not None or trainer.is_deepspeed_enabled
+        self._redoes = remote.trainer_count == 1 and not bound
+        self._run_train = trainer.train
         self._run_training_step = trainer.training_step
         self._run_clip = trainer.accelerator.clip_grad_norm_
         self.begin()
@@ -71,6 +81,16 @@ class _Update:
     def begin(self) -> None:
         self._batches: list[tuple[Any, dict, tuple, dict]] = []
         self._clips: list[tuple[list[torch.nn.Parameter], tuple, dict]] = []
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer.train. What leaves it in mid-step, as Ctrl-C does, discards the step."""
+        try:
+            return self._run_train(*args, **kwargs)
+        except BaseException:
+            self._remote.redo = None
+            self.begin()
+            self._remote._step.abandon()
+            raise
 
     def training_step(self, model: torch.nn.Module, inputs: dict, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As Trainer.training_step. The loss is the last run's."""
@@ -97,8 +117,7 @@ class _Update:
             self._run_clip(parameters, *args, **kwargs)
 
     def _again(self, error: StepAborted) -> torch.Tensor:
-        # A GradScaler's step() can't be begun anew from within.
-        if self._remote.trainer_count > 1 or self._scales:
+        if not self._redoes:
             raise error
         for _ in range(_TRIES):
             try:
@@ -114,16 +133,20 @@ class _Callback(TrainerCallback):
     def __init__(self, remote: Remote, update: _Update) -> None:
         self._remote = remote
         self._update = update
+        self._saved: set[str] = set()  # the server's checkpoints of this output folder
 
     def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
         own = getattr(optimizer, "optimizer", optimizer)  # accelerate's is around it
         if own is not self._remote.optimizer:
             self._remote.wrap(own)
         self._remote.redo = self._update.redo
+        self._saved = _noted(args.output_dir)
 
     def on_train_end(self, args, state, control, **kwargs):
         self._remote.redo = None
         self._update.begin()
+        if state.is_world_process_zero:
+            self._delete_rotated(args.output_dir)
 
     def on_step_begin(self, args, state, control, **kwargs):
         self._update.begin()
@@ -134,6 +157,23 @@ class _Callback(TrainerCallback):
         saved = self._remote.save_checkpoint(f"{_plain_name(args.output_dir)}-{self._remote.step}")
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         (folder / _FILE).write_text(json.dumps({"checkpoint": saved.name, "step": saved.step}))
+        self._delete_rotated(args.output_dir)
+
+    def _delete_rotated(self, output_dir: str) -> None:
+        """Of folders that the trainer has deleted, the server's part."""
+        noted = _noted(output_dir)
+        for name in self._saved - noted:
+            try:
+                self._remote.delete_checkpoint(name)
+            except Error as error:
+                if error.reason != "UNKNOWN_CHECKPOINT":
+                    warnings.warn(f"the server's checkpoint {name} stays, though the trainer's was deleted: {error}")
+        self._saved = noted
+
+
+def _noted(output_dir: str) -> set[str]:
+    """The server's checkpoints of the trainer's in ``output_dir``."""
+    return {json.loads(file.read_text())["checkpoint"] for file in Path(output_dir).glob(f"checkpoint-*/{_FILE}")}
 
 
 def _plain_name(path: str) -> str:

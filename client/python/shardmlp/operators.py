@@ -49,11 +49,10 @@ def _mlp(x, handle, weights, output_size, backward_follows, keep_input):
     """y [..., O] from x [..., H], and what its backward quotes: int64 [2], the weights version that it was computed
     with, and the ticket of x on the server, or 0. ``weights``: the placeholders, so that backward runs, and as often,
     as it would for the weights themselves. ``keep_input``: for backward, here too."""
-    module = _module(handle)
-    y, weights_version, ticket = module.compute(x, backward_follows)
+    y, weights_version, ticket = _module(handle).compute(x, backward_follows)
     memory = _Owner(struct.pack("qq", weights_version, ticket))
     if ticket:
-        weakref.finalize(memory, module.release, ticket).atexit = False
+        weakref.finalize(memory, _release, int(handle), ticket).atexit = False
     return y, torch.frombuffer(memory, dtype=torch.int64)
 
 
@@ -62,6 +61,12 @@ class _Owner(bytearray):
     may run."""
 
     __slots__ = ("__weakref__",)
+
+
+def _release(handle: int, ticket: int) -> None:
+    """By handle, since a finalizer that held the module would keep the model, and a loss that it keeps, for good."""
+    if (module := _modules.get(handle)) is not None:
+        module.release(ticket)
 
 
 @_mlp.register_fake

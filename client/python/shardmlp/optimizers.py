@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from . import _native
+from .errors import Error
+
+_DEEPSPEED = (
+    "DeepSpeed's ZeRO (stages 1 to 3) and its fp16 and bf16 modes put parameters of their own into the optimizer, and "
+    "can't commit the server's half of a step: use stage 0, and autocast (torch_autocast) for bf16"
+)
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
@@ -18,6 +26,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         raise ValueError(
             f"got optimizer {kind.__module__}.{kind.__qualname__}; the server has torch.optim.AdamW (without amsgrad "
             "and maximize) and torch.optim.SGD (without maximize)"
+            + (f". {_DEEPSPEED}" if kind.__module__.startswith("deepspeed") else "")
         )
     for index, group in enumerate(optimizer.param_groups):
         for option in ("amsgrad", "maximize", "differentiable"):
@@ -57,8 +66,24 @@ def check_holds(optimizer: torch.optim.Optimizer, trained: dict[str, nn.Paramete
         raise ValueError(
             f"the optimizer holds none of the server's tensors, such as {next(iter(trained))}: give it "
             "model.parameters(), and where they are not to be trained, set requires_grad to False. What replaces an "
-            "optimizer's parameters, as DeepSpeed's ZeRO does, can't commit the server's half of a step"
+            f"optimizer's parameters takes them away: {_DEEPSPEED}"
         )
+
+
+def refuse_unwrapped(holds_gradients: Callable[[], bool]) -> RemovableHandle:
+    """Has any optimizer raise Error that steps while the server ``holds_gradients``, until the handle is removed: no
+    wrapped one will commit them."""
+
+    def refuse(*_: Any) -> None:
+        if holds_gradients():
+            raise Error(
+                "an optimizer steps, and none was given to Remote.wrap(), so that nothing would commit the server's "
+                "half of the step: wrap the one that holds the model's parameters. Where the server's tensors are not "
+                f"to be trained, set requires_grad to False ahead of offload. {_DEEPSPEED}",
+                "FAILED_PRECONDITION",
+            )
+
+    return register_optimizer_step_pre_hook(refuse)
 
 
 def check_state(optimizer: torch.optim.Optimizer, placeholders: dict[str, nn.Parameter]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,9 @@ from torch import nn
 
 from . import _native
 from .connection import Connection, Run, Timeouts
-from .errors import StepAborted
+from .errors import Error, StepAborted
 from .matching import Match, check_outputs, check_weights, local_weights, match_layers
-from .optimizers import check_holds, check_optimizer, check_state
+from .optimizers import check_holds, check_optimizer, check_state, refuse_unwrapped
 from .remote_mlp import Placeholder, RemoteMLP, set_fetches
 from .servers import MemoryPlan, Servers, choose_replicas
 from .step import Step
@@ -47,7 +48,8 @@ def offload(
 
     Tensors whose ``requires_grad`` is False get no update; where it is so for all of them, or the server is frozen (all
     are then set to it), this trainer takes part in no step. All checks come before the first swap, so that a refusal
-    leaves the model as it was.
+    leaves the model as it was. However the script ends, by Ctrl-C or SIGTERM too, its session is closed, and the step
+    that was open is dropped; where the program handles SIGTERM itself, it has to end as usual for that.
 
     Args:
         model: A transformers model, wrapped or not, or one of the same module paths. It is changed in place.
@@ -62,7 +64,8 @@ def offload(
             weights must be the model's, and the optimizer that is wrapped starts without state, there as here.
         average: Whether the trainers average their gradients, as DistributedDataParallel does, or add them.
         keep_inputs: Whether the input of each MLP stays here until its backward. False: it is on the server alone
-            (--stash-bytes), which takes about H elements a token and layer of memory there rather than here.
+            (--stash-bytes), which takes about H elements a token and layer of memory there rather than here. Saved
+            tensor hooks that copy let go of it too early, so that backward raises StepAborted.
         connections: TCP connections to the server.
         timeouts: Seconds to wait for what.
 
@@ -88,14 +91,22 @@ def offload(
         for connection, own in matches.items():
             train = not connection.model.frozen and any(p.requires_grad for m in own for p in m.parameters())
             connection.open_session(Run(run_id, trainer_count, trainer_rank, train))
+            if connection.session.run_under_way and not resume:
+                raise Error(
+                    f"run {run_id!r} is under way, at step {servers.step}, and its other trainers are there yet: to "
+                    "join it again, offload with resume=True and load this trainer's own parameters and optimizer of "
+                    "that step; or stop all, and take them and the server to one checkpoint",
+                    "FAILED_PRECONDITION",
+                    "RUN_CONFLICT",
+                )
         for connection, own in matches.items() if not resume else ():
             check_weights(local_weights(own), connection)
             for match in own:
                 check_outputs(match, connection)
+        return Remote(model, servers, matches, average, resume, keep_inputs)
     except BaseException:
         servers.close()
         raise
-    return Remote(model, servers, matches, average, resume, keep_inputs)
 
 
 class Remote:
@@ -129,6 +140,9 @@ class Remote:
             for tensor in connection.model.tensors if connection.model.frozen else ():
                 placeholders[tensor.name].requires_grad_(False)
         _discard_first(model, self._step)
+        step = weakref.ref(self._step)
+        self._unwrapped = refuse_unwrapped(lambda: (own := step()) is not None and own.holds_gradients)
+        weakref.finalize(self._step, self._unwrapped.remove)
         self._step.share()
         # DistributedDataParallel has nothing to average of these.
         ignored = [*getattr(model, "_ddp_params_and_buffers_to_ignore", []), *self._names()]
@@ -209,6 +223,7 @@ class Remote:
         check_holds(optimizer, trained)
         check_state(optimizer, trained)
         self._step.optimizer = optimizer
+        self._unwrapped.remove()
         optimizer.register_step_pre_hook(functools.partial(_commit_first, self))
         optimizer.register_step_post_hook(lambda *_: self._step.show_gradients())
         _discard_first(optimizer, self._step)
@@ -237,6 +252,15 @@ class Remote:
         """The server's checkpoints, oldest first."""
         return self._servers.checkpoints()
 
+    def delete_checkpoint(self, name: str) -> None:
+        """Deletes the checkpoint ``name`` on the server. What was restored from it stays.
+
+        Raises:
+            Error: NOT_FOUND, no such checkpoint; UNAVAILABLE, another server's process saves in the folder, or restores
+                the checkpoint; INVALID_ARGUMENT, something else has the name.
+        """
+        self._servers.delete_checkpoint(name)
+
     def restore(self, name: str) -> None:
         """Takes the server back to the checkpoint ``name`` and zeroes local gradients. Works after the server was
         restarted, too. Local parameters and the optimizer are the caller's to take back to the same step. Of several
@@ -252,6 +276,7 @@ class Remote:
 
     def close(self) -> None:
         """Ends the session. The model can't compute its MLPs any more."""
+        self._unwrapped.remove()
         self._servers.close()
 
     def __enter__(self) -> Remote:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
@@ -148,13 +149,14 @@ class Servers:
             self._committed.append(connection)
         self._committed = []
 
-    def discard(self, reason: str) -> None:
-        """Moves to the attempts that are open now, in new sessions where the old ones are gone."""
+    def discard(self, reason: str, within: float = math.inf) -> None:
+        """Moves to the attempts that are open now, in new sessions where the old ones are gone. Gives up on a server
+        that does not answer ``within`` seconds."""
         if self._committed:
             raise self._half_committed("it can't be discarded")
         for connection in self.training:
             try:
-                connection.session.discard_step(reason[:256])
+                connection.session.discard_step(reason[:256], within)
             except Error as error:
                 if error.reason != "UNKNOWN_SESSION":
                     raise
@@ -168,6 +170,19 @@ class Servers:
         """Those that all have, of one step, as the first lists them."""
         first, *others = [connection.client.list_checkpoints() for connection in self.connections]
         return [c for c in first if all((c.name, c.step) in {(o.name, o.step) for o in other} for other in others)]
+
+    def delete_checkpoint(self, name: str) -> None:
+        """On each that has it; raises where none has."""
+        missing = []
+        for connection in self.connections:
+            try:
+                connection.client.delete_checkpoint(name)
+            except Error as error:
+                if error.reason != "UNKNOWN_CHECKPOINT":
+                    raise
+                missing.append(error)
+        if len(missing) == len(self.connections):
+            raise missing[0]
 
     def restore_checkpoint(self, name: str) -> None:
         for connection in self.connections:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -18,6 +20,13 @@ from .optimizers import check_holds, check_optimizer, check_state, held_by, loss
 from .servers import Sealed, Servers
 
 T = TypeVar("T")
+
+_WHEN_UNREACHABLE = (
+    "the server has ended, stands still or can't be reached. Once it answers again, call zero_grad() and run the step "
+    "again; where it was started anew, take both sides back to a checkpoint: remote.restore() and the trainer's own of "
+    "that step, or a Trainer's resume_from_checkpoint"
+)
+_ABANDON_SECONDS = 2.0
 
 
 class Step:
@@ -53,10 +62,12 @@ class Step:
             lost = error.code == "ABORTED" or error.reason in ("UNKNOWN_SESSION", "TICKET_MISSING")
             if not lost:
                 self._torn = True
+                if error.reason == "UNREACHABLE" or error.code == "DEADLINE_EXCEEDED":
+                    raise Error(f"{error}; {_WHEN_UNREACHABLE}", error.code, error.reason, error.metadata) from error
                 raise
             if error.reason != "TICKET_MISSING" and layer is not None and not self.connection(layer).run.train:
                 self.connection(layer).reopen_session()
-                return call()
+                return self.guard(call)  # which has no ticket there
             self.forget()
             self._servers.discard(str(error))
             raise StepAborted(
@@ -103,6 +114,11 @@ class Step:
             self.discard()
         self._pass = backward_pass
 
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether backward gave a placeholder a gradient that is neither committed nor dropped."""
+        return bool(self._given)
+
     def give(self, wanted: dict[str, bool]) -> None:
         """Notes to which of a layer's placeholders' ``grad`` a backward call adds that was admitted. The server has
         added to the others too."""
@@ -115,7 +131,7 @@ class Step:
         self.placeholders = placeholders
         for name, p in placeholders.items():
             trained = p.requires_grad
-            p.requires_grad_(True).register_hook(functools.partial(self._gradient, name))
+            p.requires_grad_(True).register_hook(functools.partial(_gradient, weakref.ref(self), name))
             p.requires_grad_(trained)
 
     def check_placeholders(self, found: dict[str, nn.Parameter | None]) -> None:
@@ -128,9 +144,6 @@ class Step:
                     "fully_shard(..., ignored_params=remote.placeholders())",
                     "FAILED_PRECONDITION",
                 )
-
-    def _gradient(self, name: str, mark: torch.Tensor) -> ServerGradient:
-        return ServerGradient.of(name, self._attempt, self.placeholders[name])
 
     def commit(self, optimizer: torch.optim.Optimizer) -> None:
         """Applies the server's half of the step with ``optimizer``'s hyperparameters as they are now."""
@@ -186,9 +199,20 @@ class Step:
 
     def discard(self) -> None:
         """Drops the server's half, if it has one that no step() committed."""
-        if self._servers.training and (self._sealed or self._torn or self._servers.pending_row_count > 0):
+        if self._has_half():
             self._servers.discard("zero_grad")
         self._reset()
+
+    def abandon(self) -> None:
+        """The loop was left, perhaps in mid-step: zeroes local gradients and drops the server's half; where that does
+        not answer soon, the next zero_grad() does."""
+        left = True
+        with contextlib.suppress(Error):
+            if self._has_half():
+                self._servers.discard("its training loop was left", within=_ABANDON_SECONDS)
+            left = False
+        self.forget()
+        self._torn = left
 
     def forget(self) -> None:
         """Zeroes local gradients, of the model and of the wrapped optimizer."""
@@ -247,6 +271,11 @@ class Step:
                 p.grad = None
         return held
 
+    def _has_half(self) -> bool:
+        """Whether the servers may hold something of the attempt."""
+        training = self._servers.training
+        return bool(training) and (self._sealed is not None or self._torn or self._servers.pending_row_count > 0)
+
     def _is_trained(self, p: nn.Parameter) -> bool:
         """As in torch, what has a gradient. Of several trainers, one that has none takes part in the others' step."""
         return p.grad is not None or (p.requires_grad and self._servers.trainer_count > 1)
@@ -297,6 +326,12 @@ class Step:
                     "FAILED_PRECONDITION",
                 )
         return first[1]
+
+
+def _gradient(step: weakref.ref[Step], name: str, mark: torch.Tensor) -> ServerGradient:
+    """The placeholder's hook. A graph has it, where no collector sees that the model has the graph: hence weak."""
+    open_step = step()
+    return ServerGradient.of(name, open_step._attempt, open_step.placeholders[name])
 
 
 class _Attempt:

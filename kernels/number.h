@@ -1,7 +1,8 @@
 // Element types as they lie in memory, and their conversions. Arithmetic is in f32, or f64 for f64 elements.
 //
 // Stores round to nearest even, once: an f64 reaches a 16-bit type without the double rounding of a detour through f32.
-// Infinities and NaN are kept. All of it is branch-free, so that loops vectorise.
+// Infinities and NaN are kept. All of it is branch-free, so that loops vectorise, and constexpr, so that device code
+// can call it.
 #pragma once
 
 #include <bit>
@@ -24,10 +25,10 @@ struct Float16 {
 template <typename T>
 using Arithmetic = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-inline float Load(float x) { return x; }
-inline double Load(double x) { return x; }
-inline float Load(BFloat16 x) { return std::bit_cast<float>(uint32_t{x.bits} << 16); }
-inline float Load(Float16 x) {
+constexpr float Load(float x) { return x; }
+constexpr double Load(double x) { return x; }
+constexpr float Load(BFloat16 x) { return std::bit_cast<float>(uint32_t{x.bits} << 16); }
+constexpr float Load(Float16 x) {
   // The exponent is rebased by a multiplication, which makes subnormals right too; what overflows was Inf or NaN.
   const uint32_t magnitude = uint32_t{x.bits} & 0x7fffu;
   const float finite = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
@@ -37,7 +38,7 @@ inline float Load(Float16 x) {
 }
 
 // To f32 with an inexact result made odd, after which rounding to fewer bits is as if from x itself.
-inline float RoundToOdd(double x) {
+constexpr float RoundToOdd(double x) {
   const float nearest = static_cast<float>(x);
   const uint32_t bits = std::bit_cast<uint32_t>(nearest);
   const double back = nearest;
@@ -48,16 +49,16 @@ inline float RoundToOdd(double x) {
   return std::bit_cast<float>(truncated | (inexact ? 1u : 0u));
 }
 
-inline void Store(float x, float& to) { to = x; }
-inline void Store(double x, float& to) { to = static_cast<float>(x); }
-inline void Store(double x, double& to) { to = x; }
-inline void Store(float x, BFloat16& to) {
+constexpr void Store(float x, float& to) { to = x; }
+constexpr void Store(double x, float& to) { to = static_cast<float>(x); }
+constexpr void Store(double x, double& to) { to = x; }
+constexpr void Store(float x, BFloat16& to) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const uint32_t quiet_nan = (bits >> 16) | 0x40u;
   to.bits = static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded);
 }
-inline void Store(float x, Float16& to) {
+constexpr void Store(float x, Float16& to) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   const uint32_t magnitude = bits & 0x7fffffffu;
   // Normal results: rebase the exponent and round the 13 low bits away; a carry into the exponent is right.
@@ -69,8 +70,8 @@ inline void Store(float x, Float16& to) {
   const uint32_t unsigned_bits = magnitude >= 0x477ff000u ? special : finite;
   to.bits = static_cast<uint16_t>(unsigned_bits | ((bits >> 16) & 0x8000u));
 }
-inline void Store(double x, BFloat16& to) { Store(RoundToOdd(x), to); }
-inline void Store(double x, Float16& to) { Store(RoundToOdd(x), to); }
+constexpr void Store(double x, BFloat16& to) { Store(RoundToOdd(x), to); }
+constexpr void Store(double x, Float16& to) { Store(RoundToOdd(x), to); }
 
 template <typename T>
 struct TypeTag {
@@ -79,13 +80,21 @@ struct TypeTag {
 
 // f(TypeTag<T>()) for the type T that `dtype` names.
 template <typename F>
-auto WithDType(DType dtype, F f) {
+constexpr auto WithDType(DType dtype, const F& f) {
   switch (dtype) {
     case DType::kF32: return f(TypeTag<float>());
     case DType::kBF16: return f(TypeTag<BFloat16>());
     case DType::kF16: return f(TypeTag<Float16>());
     case DType::kF64: break;
   }
+  return f(TypeTag<double>());
+}
+
+// The same for the dtypes that tiles are computed in.
+template <typename F>
+constexpr auto WithComputedDType(DType dtype, const F& f) {
+  if (dtype == DType::kF32) return f(TypeTag<float>());
+  if (dtype == DType::kBF16) return f(TypeTag<BFloat16>());
   return f(TypeTag<double>());
 }
 

@@ -1,0 +1,112 @@
+// The engine over the emulated GPU: the devices that device_twin_test.cc runs over, waits that are left out, and a
+// device that fails.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/handles.h"
+#include "launch.h"
+#include "tests/cuda_emulation/emulation.h"
+#include "tests/engine/outcome.h"
+#include "tests/engine/trainer.h"
+#include "tests/engine/twin.h"
+#include "tests/kernels/backends.h"
+#include "tests/kernels/forwarding_backend.h"
+
+namespace shardmlp::testing {
+namespace {
+
+std::unique_ptr<Backend> Emulated(uint64_t seed) {
+  emulation::SetSeed(seed);
+  return MakeCudaBackend({.device = 1}).value();
+}
+
+class EmulatedEngineTest : public ::testing::Test {
+ protected:
+  ~EmulatedEngineTest() override {
+    emulation::Reset();
+    EXPECT_EQ(emulation::live_object_count(), 0);
+  }
+
+  const TinyModel model_{{OddMlp()}};
+  const Dense x_ = InputOf(OddMlp(), 40, 1);
+  const Dense dy_ = OutputGradientOf(OddMlp(), 40, 1);
+};
+
+// Leaves out the n-th of the waits of one stream for another, in turn.
+class ForgetfulBackend final : public ForwardingBackend {
+ public:
+  ForgetfulBackend(std::unique_ptr<Backend> backend, int forgotten)
+      : ForwardingBackend(*backend), backend_(std::move(backend)), forgotten_(forgotten) {}
+
+  absl::Status Wait(Stream stream, const Event& event) override {
+    return waits_++ % 2 == forgotten_ ? absl::OkStatus() : ForwardingBackend::Wait(stream, event);
+  }
+
+ private:
+  const std::unique_ptr<Backend> backend_;
+  const int forgotten_;
+  int waits_ = 0;
+};
+
+// Every tile has two: computing waits for what is copied in, and copying out for what is computed. What is not waited
+// for may be seen in the values, or in work that comes after the memory it is for was freed.
+TEST_F(EmulatedEngineTest, AWaitThatIsLeftOutIsSeen) {
+  const Dense expected = NaiveForward(model_.layers()[0], x_);
+  for (const int forgotten : {0, 1, 2}) {
+    int wrong = 0;
+    for (uint64_t seed = 0; seed < 16; ++seed) {
+      bool right = false;
+      {
+        const TestEngine engine(model_, TilesOf(16, model_),
+                                std::make_unique<ForgetfulBackend>(Emulated(seed), forgotten));
+        Trainer trainer(*engine);
+        right = RelativeDifference(trainer.Forward(0, x_, 2), expected) <= kTwinBound;
+      }
+      wrong += right && emulation::TakeFaults().empty() ? 0 : 1;
+      emulation::Reset();
+    }
+    if (forgotten == 2) {
+      EXPECT_EQ(wrong, 0) << "none is left out";
+    } else {
+      EXPECT_GE(wrong, 3) << "wait " << forgotten;
+    }
+  }
+}
+
+// Writes where there is no memory.
+struct Stray {
+  void operator()(int64_t /*row*/, int64_t /*unit*/) const { *address = 1; }
+  char* address = reinterpret_cast<char*>(8);
+};
+
+TEST_F(EmulatedEngineTest, AFailureOfTheDeviceEndsHealth) {
+  const TestEngine engine(model_, TilesOf(16, model_), Emulated(2));
+  Trainer trainer(*engine);
+  EXPECT_LE(RelativeDifference(trainer.Backward(0, x_, dy_), NaiveBackward(model_.layers()[0], x_, dy_).dx),
+            kTwinBound);
+  const StreamHandle stream = MakeStream().value();
+  Launch(stream.get(), 1, 1, Stray());
+  cudaStreamSynchronize(stream.get());
+  const auto call = trainer.Start(trainer.ForwardHeader(0, 40), x_);
+  ASSERT_TRUE(Succeeds(call->SendAll()));
+  EXPECT_TRUE(Fails(call->Wait(), absl::StatusCode::kInternal, Reason::kDeviceFailed,
+                    {"the device failed", "cudaErrorIllegalAddress"}));
+  EXPECT_TRUE(Fails(engine->health(), absl::StatusCode::kInternal, Reason::kDeviceFailed));
+  EXPECT_TRUE(Fails(trainer.Seal(), absl::StatusCode::kInternal, Reason::kDeviceFailed));
+}
+
+}  // namespace
+
+std::vector<BackendFactory> Backends() {
+  std::vector<BackendFactory> backends = {{"cuda_emulated_late", [] { return Emulated(0); }}};
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    backends.push_back({"cuda_emulated_" + std::to_string(seed), [seed] { return Emulated(seed); }});
+  }
+  return backends;
+}
+
+}  // namespace shardmlp::testing
