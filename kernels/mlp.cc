@@ -43,6 +43,14 @@ absl::Status CheckTileRows(int64_t tile_rows) {
                absl::StrCat("tiles of ", tile_rows, " rows, expected at least 1"));
 }
 
+// `kept`, or the workspace's where nothing is kept.
+absl::StatusOr<MatrixView> GateUpOf(const MlpConfig& config, const MlpWorkspace& workspace, int64_t rows,
+                                    MatrixView kept) {
+  if (kept.data == nullptr) return workspace.GateUp(config, rows);
+  SHARDMLP_RETURN_IF_ERROR(CheckMatrix("kept_gate_up", kept, rows, config.gate_up_size(), config.dtype));
+  return kept;
+}
+
 // [G | U] = X Wgu^T + bgu
 absl::Status ComputeGateUp(Backend& backend, const ConstMlpTensors& weights, ConstMatrixView x, MatrixView gate_up) {
   return backend.MatMul(
@@ -60,12 +68,12 @@ absl::Status AddWeightGradient(Backend& backend, ConstMatrixView left, ConstMatr
 }  // namespace
 
 absl::Status MlpForwardTile(Backend& backend, const MlpConfig& config, const ConstMlpTensors& weights,
-                            const MlpWorkspace& workspace, ConstMatrixView x, MatrixView y) {
+                            const MlpWorkspace& workspace, ConstMatrixView x, MatrixView y, MatrixView kept_gate_up) {
   SHARDMLP_RETURN_IF_ERROR(CheckTile(config, weights, workspace, x.rows));
   SHARDMLP_RETURN_IF_ERROR(CheckMatrix("x", x, x.rows, config.hidden_size, config.dtype));
   SHARDMLP_RETURN_IF_ERROR(CheckMatrix("y", y, x.rows, config.output_size, config.dtype));
-  const MatrixView gate_up = workspace.GateUp(config, x.rows);  // [R, 2I]
-  const MatrixView a = workspace.Inner(config, x.rows);         // [R, I]
+  SHARDMLP_ASSIGN_OR_RETURN(const MatrixView gate_up, GateUpOf(config, workspace, x.rows, kept_gate_up));  // [R, 2I]
+  const MatrixView a = workspace.Inner(config, x.rows);                                                    // [R, I]
   SHARDMLP_RETURN_IF_ERROR(ComputeGateUp(backend, weights, x, gate_up));
   SHARDMLP_RETURN_IF_ERROR(backend.ActivationForward(config.activation, gate_up, a));
   return backend.MatMul({.a = a, .b = weights.down, .c = y, .bias = weights.down_bias, .transpose_b = true});
@@ -73,7 +81,7 @@ absl::Status MlpForwardTile(Backend& backend, const MlpConfig& config, const Con
 
 absl::Status MlpBackwardTile(Backend& backend, const MlpConfig& config, const ConstMlpTensors& weights,
                              const MlpWorkspace& workspace, ConstMatrixView x, ConstMatrixView dy, MatrixView dx,
-                             const MlpTensors* gradients) {
+                             const MlpTensors* gradients, MatrixView kept_gate_up) {
   SHARDMLP_RETURN_IF_ERROR(CheckTile(config, weights, workspace, x.rows));
   SHARDMLP_RETURN_IF_ERROR(CheckMatrix("x", x, x.rows, config.hidden_size, config.dtype));
   SHARDMLP_RETURN_IF_ERROR(CheckMatrix("dy", dy, x.rows, config.output_size, config.dtype));
@@ -83,9 +91,10 @@ absl::Status MlpBackwardTile(Backend& backend, const MlpConfig& config, const Co
   }
   if (dx.empty() && gradients == nullptr) return absl::OkStatus();
 
-  const MatrixView gate_up = workspace.GateUp(config, x.rows);  // [R, 2I]: [G | U], then [dG | dU]
-  const MatrixView inner = workspace.Inner(config, x.rows);     // [R, I]: dA, then A
-  SHARDMLP_RETURN_IF_ERROR(ComputeGateUp(backend, weights, x, gate_up));
+  // [R, 2I]: [G | U], then [dG | dU]
+  SHARDMLP_ASSIGN_OR_RETURN(const MatrixView gate_up, GateUpOf(config, workspace, x.rows, kept_gate_up));
+  const MatrixView inner = workspace.Inner(config, x.rows);  // [R, I]: dA, then A
+  if (kept_gate_up.data == nullptr) SHARDMLP_RETURN_IF_ERROR(ComputeGateUp(backend, weights, x, gate_up));
   SHARDMLP_RETURN_IF_ERROR(backend.MatMul({.a = dy, .b = weights.down, .c = inner}));
   SHARDMLP_RETURN_IF_ERROR(backend.ActivationBackward(config.activation, gate_up, inner));
   if (gradients != nullptr) {

@@ -5,7 +5,8 @@
 //   ungated:  U = X Wu^T + bu,          A = act(U),      Y = A Wd^T + bd
 //   backward: [G | U] again; dA = dY Wd; dG, dU, A by one elementwise pass;
 //             dWd += dY^T A; dbd += colsum(dY); dWgu += [dG | dU]^T X; dbgu += colsum([dG | dU]); dX = [dG | dU] Wgu
-// 3 GEMMs forward and 8 backward, where gate and up count as one each although they run fused.
+// 3 GEMMs forward and 8 backward, where gate and up count as one each although they run fused; 6 backward where the
+// forward kept [G | U].
 #pragma once
 
 #include <cstdint>
@@ -67,15 +68,19 @@ class MlpWorkspace {
 };
 
 // y = MLP(x) for one tile. x [R, H], y [R, O], both device memory in config.dtype. Enqueues on Stream::kCompute.
+// `kept_gate_up` [R, 2I] or [R, I], device memory in config.dtype, is left with [G | U] (`=`); empty: nothing is kept.
 absl::Status MlpForwardTile(Backend& backend, const MlpConfig& config, const ConstMlpTensors& weights,
-                            const MlpWorkspace& workspace, ConstMatrixView x, MatrixView y);
+                            const MlpWorkspace& workspace, ConstMatrixView x, MatrixView y,
+                            MatrixView kept_gate_up = {});
 
 // dx = the input gradient (`=`) and gradients += the weight gradients, for one tile. x and dx [R, H], dy [R, O], device
 // memory in config.dtype; `dx` empty or `gradients` null leaves that half out, and what only it needs. Gradients are in
 // AccumulatorOf(config.dtype). Enqueues on Stream::kCompute.
+// `kept_gate_up`: [G | U] as MlpForwardTile left it for this x and these weights. It is used up: [dG | dU] is written
+// over it (`=`). Empty: [G | U] is recomputed, which comes out the same.
 absl::Status MlpBackwardTile(Backend& backend, const MlpConfig& config, const ConstMlpTensors& weights,
                              const MlpWorkspace& workspace, ConstMatrixView x, ConstMatrixView dy, MatrixView dx,
-                             const MlpTensors* gradients);
+                             const MlpTensors* gradients, MatrixView kept_gate_up = {});
 
 // The same over T rows, `tile_rows` (at least 1) at a time and in order, for use in process.
 absl::Status MlpForward(Backend& backend, const MlpConfig& config, const ConstMlpTensors& weights,

@@ -14,7 +14,7 @@ constexpr absl::string_view kMetadataUrl = "shardmlp/metadata";
 constexpr char kUnit = '\x1f';
 constexpr char kRecord = '\x1e';
 
-constexpr std::array<absl::string_view, 45> kNames = {
+constexpr std::array<absl::string_view, 49> kNames = {
     "UNSPECIFIED",
     "INVALID_ARGUMENT",
     "INVALID_SHAPE",
@@ -30,6 +30,8 @@ constexpr std::array<absl::string_view, 45> kNames = {
     "STALE_WEIGHTS",
     "STALE_ATTEMPT",
     "STEP_ABORTED",
+    "STASH_FULL",
+    "TICKET_MISSING",
     "ALREADY_SEALED",
     "NOT_SEALED",
     "TRAINER_MISSING",
@@ -41,6 +43,8 @@ constexpr std::array<absl::string_view, 45> kNames = {
     "FROZEN",
     "OVERLOADED",
     "TOO_MANY_SESSIONS",
+    "REPLICA_MISSING",
+    "REPLICA_DRIFT",
     "LOADING",
     "DRAINING",
     "WEIGHTS_CHANGED",

@@ -29,8 +29,9 @@ constexpr std::array<const char*, 2> kPasses = {"forward", "backward"};
 constexpr std::array<const char*, 6> kStages = {"receive", "queue", "copy_in", "compute", "copy_out", "send"};
 constexpr std::array<const char*, 3> kOutcomes = {"committed", "discarded", "aborted"};
 constexpr std::array<const char*, 3> kPhases = {"seal", "sync", "apply"};
-constexpr std::array<const char*, 7> kUses = {"weights",   "gradients", "master_weights", "optimizer",
-                                              "workspace", "staging",   "ledger"};
+constexpr std::array<const char*, 8> kUses = {"weights",   "gradients", "master_weights", "optimizer",
+                                              "workspace", "staging",   "ledger",         "stash"};
+constexpr std::array<const char*, 3> kTicketEvents = {"granted", "hit", "missed"};
 constexpr std::array<const char*, 3> kRpcKinds = {"unary", "server_stream", "bidi_stream"};
 // absl's and gRPC's codes in order, spelled as go-grpc-prometheus does.
 constexpr std::array<const char*, 17> kCodes = {
@@ -83,6 +84,8 @@ struct Metrics::Series {
   Counter* sent_bytes;
   Counter* useful_flops;
   Counter* recomputed_flops;
+  Gauge* stash_bytes;
+  std::array<Counter*, kTicketEvents.size()> tickets;
   Gauge* queued_tiles;
   Gauge* open_calls;
   Gauge* trainers;
@@ -91,6 +94,10 @@ struct Metrics::Series {
   Gauge* attempt;
   Counter* repeated_rows;
   Counter* non_finite;
+  Gauge* generation;
+  Gauge* members;
+  Counter* lost_generations;
+  Counter* synced_bytes;
 
   prometheus::Family<Counter>* failures;
   prometheus::Family<Counter>* rpcs_started;
@@ -112,7 +119,9 @@ struct Metrics::Series {
   Series() {
     MakeDataPath();
     MakeState();
+    MakeStash();
     MakeSteps();
+    MakeReplicas();
     failures = &Counters("shardmlp_failures_total", "Rpcs that failed, by reason.");
     rpcs_started = &Counters("grpc_server_started_total", "Rpcs started on the server.");
     rpcs_handled = &Counters("grpc_server_handled_total", "Rpcs completed on the server, whatever the outcome.");
@@ -149,6 +158,13 @@ struct Metrics::Series {
     for (size_t use = 0; use < kUses.size(); ++use) planned_bytes[use] = &planned.Add({{"use", kUses[use]}});
   }
 
+  void MakeStash() {
+    stash_bytes = &Gauges("shardmlp_stash_bytes", "What forwards keep for their backward.").Add({});
+    auto& events = Counters("shardmlp_stash_tickets_total",
+                            "Tickets that a forward got, that a backward named and found, and that were missing.");
+    for (size_t i = 0; i < kTicketEvents.size(); ++i) tickets[i] = &events.Add({{"event", kTicketEvents[i]}});
+  }
+
   void MakeSteps() {
     step = &Gauges("shardmlp_step", "Committed steps.").Add({});
     attempt = &Gauges("shardmlp_attempt", "The open step's attempt.").Add({});
@@ -158,6 +174,13 @@ struct Metrics::Series {
                               "Parts of a step: seal (last waits for first), sync (replicas sum), apply (optimizer).");
     for (size_t i = 0; i < kPhases.size(); ++i) phase_seconds[i] = &phases.Add({{"phase", kPhases[i]}}, kPhaseBuckets);
     non_finite = &Counters("shardmlp_non_finite_steps_total", "Attempts with a NaN or infinite gradient.").Add({});
+  }
+
+  void MakeReplicas() {
+    generation = &Gauges("shardmlp_replica_generation", "The last set of replicas that formed.").Add({});
+    members = &Gauges("shardmlp_replica_members", "Replicas in that set, or 0 once it is lost.").Add({});
+    lost_generations = &Counters("shardmlp_replica_generations_lost_total", "Sets that lost a replica.").Add({});
+    synced_bytes = &Counters("shardmlp_synced_bytes_total", "Gradients summed with other replicas.").Add({});
   }
 };
 
@@ -216,6 +239,17 @@ void Metrics::ObserveStepPhase(StepPhase phase, absl::Duration duration) {
 }
 void Metrics::CountRepeatedRows(int64_t rows) { series_->repeated_rows->Increment(static_cast<double>(rows)); }
 void Metrics::CountNonFinite() { series_->non_finite->Increment(); }
+void Metrics::SetStashBytes(int64_t bytes) { series_->stash_bytes->Set(static_cast<double>(bytes)); }
+void Metrics::CountTicket(TicketEvent event) { series_->tickets[Index(event)]->Increment(); }
+void Metrics::SetReplicas(int64_t generation, int64_t members) {
+  series_->generation->Set(static_cast<double>(generation));
+  series_->members->Set(static_cast<double>(members));
+}
+void Metrics::CountLostGeneration() {
+  series_->lost_generations->Increment();
+  series_->members->Set(0);
+}
+void Metrics::AddSyncedBytes(int64_t bytes) { series_->synced_bytes->Increment(static_cast<double>(bytes)); }
 
 void Metrics::CountFailure(absl::string_view reason) {
   series_->failures->Add({{"reason", std::string(reason)}}).Increment();

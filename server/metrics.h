@@ -21,7 +21,8 @@ enum class Stage { kReceive, kQueue, kCopyIn, kCompute, kCopyOut, kSend };
 enum class Pass { kForward, kBackward };
 enum class StepOutcome { kCommitted, kDiscarded, kAborted };
 enum class StepPhase { kSeal, kSync, kApply };  // last seal waits for first; replicas sum; the optimizer runs
-enum class MemoryUse { kWeights, kGradients, kMasterWeights, kOptimizer, kWorkspace, kStaging, kLedger };
+enum class MemoryUse { kWeights, kGradients, kMasterWeights, kOptimizer, kWorkspace, kStaging, kLedger, kStash };
+enum class TicketEvent { kGranted, kHit, kMissed };  // a forward left its input; a backward found it, or did not
 
 enum class RpcKind { kUnary, kServerStream, kBidiStream };
 
@@ -58,8 +59,14 @@ class Metrics {
   void SetStep(int64_t step, int64_t attempt);
   void CountStep(StepOutcome outcome);
   void ObserveStepPhase(StepPhase phase, absl::Duration duration);
+  // The generation of replicas that formed, and how many are in it; one that was lost; gradients that they summed.
+  void SetReplicas(int64_t generation, int64_t members);
+  void CountLostGeneration();
+  void AddSyncedBytes(int64_t bytes);
   void CountRepeatedRows(int64_t rows);
   void CountNonFinite();
+  void SetStashBytes(int64_t bytes);
+  void CountTicket(TicketEvent event);
 
   // Failed rpcs by their reason: one of kernels/status.h's names.
   void CountFailure(absl::string_view reason);

@@ -57,11 +57,11 @@ absl::StatusOr<LayerErrors> CompareLayer(Client& client, Session& session, const
   const ConstMatrixView x_view(x_bytes.data(), rows, layer.hidden_size, dtype);
   const ConstMatrixView dy_view(dy_bytes.data(), rows, layer.output_size, dtype);
   SHARDMLP_ASSIGN_OR_RETURN(
-      const int64_t version,
+      const Forwarded forwarded,
       session.Forward(layer.layer, x_view, MatrixView(y_bytes.data(), rows, layer.output_size, dtype)));
-  SHARDMLP_RETURN_IF_ERROR(session.Backward(layer.layer, version, x_view, dy_view,
+  SHARDMLP_RETURN_IF_ERROR(session.Backward(layer.layer, forwarded.weights_version, x_view, dy_view,
                                             MatrixView(dx_bytes.data(), rows, layer.hidden_size, dtype),
-                                            /*weight_gradient=*/false));
+                                            {.weight_gradient = false}));
   return LayerErrors{.forward = LargestError(DecodeElements(y_bytes, dtype), ReferenceForward(mlp, x)),
                      .backward = LargestError(DecodeElements(dx_bytes, dtype), ReferenceBackward(mlp, x, dy))};
 }

@@ -1,5 +1,6 @@
 #include "client/cpp/proto_types.h"
 
+#include <algorithm>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
@@ -48,7 +49,8 @@ ClientMemoryPlan FromProto(const v1::MemoryPlan& memory) {
           .optimizer_bytes = memory.optimizer_bytes(),
           .workspace_bytes = memory.workspace_bytes(),
           .staging_bytes = memory.staging_bytes(),
-          .ledger_bytes = memory.ledger_bytes()};
+          .ledger_bytes = memory.ledger_bytes(),
+          .stash_bytes = memory.stash_bytes()};
 }
 
 }  // namespace
@@ -103,6 +105,10 @@ absl::StatusOr<ServedModel> FromProto(const v1::GetModelResponse& response) {
                               .sealed = trainer.sealed()});
   }
   model.memory = FromProto(response.memory());
+  model.replica = {.rank = response.replica().rank(),
+                   .replica_count = std::max(response.replica().replica_count(), 1),
+                   .member_count = response.replica().member_count(),
+                   .generation = response.replica().generation()};
   return model;
 }
 

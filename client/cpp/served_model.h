@@ -52,6 +52,15 @@ struct ClientMemoryPlan {
   int64_t workspace_bytes = 0;
   int64_t staging_bytes = 0;
   int64_t ledger_bytes = 0;
+  int64_t stash_bytes = 0;
+};
+
+// A server's place among those of the same layers that are one to a run.
+struct ClientReplica {
+  int rank = 0;
+  int replica_count = 1;
+  int member_count = 1;  // that are there now
+  int64_t generation = 0;
 };
 
 struct ServedModel {
@@ -67,6 +76,7 @@ struct ServedModel {
   ClientPosition position;
   std::vector<ClientTrainer> trainers;
   ClientMemoryPlan memory;
+  ClientReplica replica;
 
   // Null where the server does not serve it.
   const ClientLayer* FindLayer(int layer) const;

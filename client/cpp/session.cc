@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "client/cpp/connection.h"
 #include "client/cpp/heartbeat.h"
@@ -20,6 +21,11 @@ namespace shardmlp {
 namespace {
 
 constexpr absl::Duration kCloseBudget = absl::Seconds(2);
+constexpr size_t kMaxReleasedTickets = 1024;  // that one call tells of
+
+v1::KeepInput ToProto(ClientKeepInput keep_input) {
+  return keep_input == ClientKeepInput::kPinned ? v1::KEEP_INPUT_PINNED : v1::KEEP_INPUT_IF_ROOM;
+}
 
 absl::StatusOr<const ClientLayer*> FindLayer(const ServedModel& model, int layer) {
   if (const ClientLayer* found = model.FindLayer(layer); found != nullptr) return found;
@@ -85,7 +91,24 @@ ClientPosition Session::MoveTo(const ClientPosition& position) {
   return position;
 }
 
-absl::StatusOr<int64_t> Session::Forward(int layer, ConstMatrixView x, MatrixView y) {
+void Session::Release(int64_t ticket) {
+  absl::MutexLock lock(&mutex_);
+  released_tickets_.push_back(ticket);
+}
+
+std::vector<int64_t> Session::ReleasedTickets() const {
+  absl::MutexLock lock(&mutex_);
+  const size_t count = std::min(released_tickets_.size(), kMaxReleasedTickets);
+  return {released_tickets_.begin(), released_tickets_.begin() + count};
+}
+
+void Session::Forget(const std::vector<int64_t>& tickets) {
+  if (tickets.empty()) return;
+  absl::MutexLock lock(&mutex_);
+  std::erase_if(released_tickets_, [&](int64_t ticket) { return absl::c_linear_search(tickets, ticket); });
+}
+
+absl::StatusOr<Forwarded> Session::Forward(int layer, ConstMatrixView x, MatrixView y, const ForwardOptions& options) {
   SHARDMLP_ASSIGN_OR_RETURN(const ClientLayer* const found, FindLayer(model_, layer));
   SHARDMLP_RETURN_IF_ERROR(CheckMatrix("x", x, x.rows, found->hidden_size, x.dtype));
   SHARDMLP_RETURN_IF_ERROR(CheckMatrix("y", y, x.rows, found->output_size, x.dtype));
@@ -96,29 +119,54 @@ absl::StatusOr<int64_t> Session::Forward(int layer, ConstMatrixView x, MatrixVie
   header.set_layer(layer);
   header.set_row_count(x.rows);
   header.set_dtype(ToProto(x.dtype));
+  if (options.keep_input.has_value()) header.set_keep_input(ToProto(*options.keep_input));
+  const std::vector<int64_t> released = ReleasedTickets();
+  header.mutable_released_tickets()->Add(released.begin(), released.end());
 
   ShardCall call;
   call.method = "/shardmlp.v1.Compute/Forward";
   SetEnds(request, call);
   call.inputs = {x};
   call.output = y;
+  call.hooks = options.hooks;
   SHARDMLP_ASSIGN_OR_RETURN(call.rows_per_shard, ShardRowCount(model_, found->hidden_size * SizeOf(x.dtype)));
   SHARDMLP_ASSIGN_OR_RETURN(
       const v1::ForwardEnd end,
       RunWithRetries<v1::ForwardEnd>(connections_, absl::StrCat("Forward of layer ", layer), call));
-  return end.weights_version();
+  Forget(released);
+  return Forwarded{end.weights_version(), end.ticket(), end.gate_up_kept()};
 }
 
 absl::Status Session::Backward(int layer, int64_t weights_version, ConstMatrixView x, ConstMatrixView dy, MatrixView dx,
-                               bool weight_gradient) {
+                               const BackwardOptions& options) {
+  const auto& [weight_gradient, ticket, hooks] = options;
   SHARDMLP_ASSIGN_OR_RETURN(const ClientLayer* const found, FindLayer(model_, layer));
-  SHARDMLP_RETURN_IF_ERROR(CheckMatrix("x", x, x.rows, found->hidden_size, x.dtype));
+  const bool x_dropped = x.data == nullptr && x.rows > 0 && ticket != 0;
+  if (!x_dropped) SHARDMLP_RETURN_IF_ERROR(CheckMatrix("x", x, x.rows, found->hidden_size, x.dtype));
   SHARDMLP_RETURN_IF_ERROR(CheckMatrix("dy", dy, x.rows, found->output_size, x.dtype));
   if (!dx.empty()) SHARDMLP_RETURN_IF_ERROR(CheckMatrix("dx", dx, x.rows, found->hidden_size, x.dtype));
   if (dx.empty() && !weight_gradient) return absl::OkStatus();
 
   const ClientPosition sent_to = position();
-  SHARDMLP_RETURN_IF_ERROR(RunBackward(*found, weights_version, x, dy, dx, weight_gradient, sent_to));
+  v1::BackwardHeader header;
+  header.set_session_id(id_);
+  header.set_layer(layer);
+  header.set_row_count(x.rows);
+  header.set_dtype(ToProto(x.dtype));
+  header.set_call_id(next_call_id_.fetch_add(1));
+  header.set_step(sent_to.step);
+  header.set_attempt(sent_to.attempt);
+  header.set_weights_version(weights_version);
+  header.set_input_gradient(!dx.empty());
+  header.set_weight_gradient(weight_gradient);
+  header.set_ticket(ticket);
+  const ConstMatrixView sent_x = ticket == 0 ? x : ConstMatrixView(nullptr, x.rows, 0, x.dtype);
+  absl::Status status = RunBackward(header, sent_x, dy, dx, hooks);
+  if (ticket != 0 && !x_dropped && ReasonOf(status) == Reason::kTicketMissing) {
+    header.clear_ticket();
+    status = RunBackward(header, x, dy, dx, hooks);
+  }
+  SHARDMLP_RETURN_IF_ERROR(status);
   if (!weight_gradient) return absl::OkStatus();
   absl::MutexLock lock(&mutex_);
   const bool open = position_.step == sent_to.step && position_.attempt == sent_to.attempt;
@@ -126,30 +174,23 @@ absl::Status Session::Backward(int layer, int64_t weights_version, ConstMatrixVi
   return absl::OkStatus();
 }
 
-absl::Status Session::RunBackward(const ClientLayer& layer, int64_t weights_version, ConstMatrixView x,
-                                  ConstMatrixView dy, MatrixView dx, bool weight_gradient,
-                                  const ClientPosition& position) {
+absl::Status Session::RunBackward(const v1::BackwardHeader& header, ConstMatrixView x, ConstMatrixView dy,
+                                  MatrixView dx, const RowHooks& hooks) {
   v1::BackwardRequest request;
-  v1::BackwardHeader& header = *request.mutable_header();
-  header.set_session_id(id_);
-  header.set_layer(layer.layer);
-  header.set_row_count(x.rows);
-  header.set_dtype(ToProto(x.dtype));
-  header.set_call_id(next_call_id_.fetch_add(1));
-  header.set_step(position.step);
-  header.set_attempt(position.attempt);
-  header.set_weights_version(weights_version);
-  header.set_input_gradient(!dx.empty());
-  header.set_weight_gradient(weight_gradient);
-
+  *request.mutable_header() = header;
+  const std::vector<int64_t> released = ReleasedTickets();
+  request.mutable_header()->mutable_released_tickets()->Add(released.begin(), released.end());
   ShardCall call;
   call.method = "/shardmlp.v1.Compute/Backward";
   SetEnds(request, call);
   call.inputs = {x, dy};
   call.output = dx;
-  SHARDMLP_ASSIGN_OR_RETURN(call.rows_per_shard,
-                            ShardRowCount(model_, (layer.hidden_size + layer.output_size) * SizeOf(x.dtype)));
-  return RunWithRetries<v1::BackwardEnd>(connections_, absl::StrCat("Backward of layer ", layer.layer), call).status();
+  call.hooks = hooks;
+  SHARDMLP_ASSIGN_OR_RETURN(call.rows_per_shard, ShardRowCount(model_, (x.cols + dy.cols) * SizeOf(x.dtype)));
+  SHARDMLP_RETURN_IF_ERROR(
+      RunWithRetries<v1::BackwardEnd>(connections_, absl::StrCat("Backward of layer ", header.layer()), call).status());
+  Forget(released);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<SealedStep> Session::SealStep() {

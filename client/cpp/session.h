@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,11 +22,16 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "client/cpp/row_hooks.h"
 #include "client/cpp/served_model.h"
 #include "kernels/matrix.h"
 #include "kernels/optimizer.h"
 
 namespace shardmlp {
+
+namespace v1 {
+class BackwardHeader;
+}
 
 class Connections;
 class Heartbeat;
@@ -56,6 +62,33 @@ struct CommitOptions {
   bool fresh_optimizer = false;  // zeroes the server's optimizer state first, as a new optimizer's first step needs
 };
 
+// Whether the server keeps a forward's x for its backward, which then need not send it.
+enum class ClientKeepInput {
+  kIfRoom,  // until that backward, or for as long as nobody else needs the room
+  kPinned,  // until Release, or the session or the step's attempt ends: the caller may drop x
+};
+
+struct ForwardOptions {
+  // For a backward. Only where one may follow: until then it takes room on the server.
+  std::optional<ClientKeepInput> keep_input = {};
+  RowHooks hooks = {};
+};
+
+struct BackwardOptions {
+  bool weight_gradient = true;  // false: asks for none on the server
+  // The forward's, where it has one. x is then sent only where the server does not have it any more; where x has no
+  // data (a pinned one that the caller dropped), that is FAILED_PRECONDITION (TICKET_MISSING).
+  int64_t ticket = 0;
+  RowHooks hooks = {};
+};
+
+// What a forward leaves for its backward.
+struct Forwarded {
+  int64_t weights_version = 0;
+  int64_t ticket = 0;         // of x in the server's stash; 0: the server does not keep it
+  bool gate_up_kept = false;  // and of what the gate and up projections gave
+};
+
 // From Client::OpenSession. Its own thread renews the lease.
 class Session {
  public:
@@ -72,12 +105,15 @@ class Session {
   // ended under this session is noticed (ABORTED) and never slipped past.
   ClientPosition position() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // y = MLP(x). x [T, H], y [T, O] of one dtype, any row stride. Returns the weights version for Backward.
-  absl::StatusOr<int64_t> Forward(int layer, ConstMatrixView x, MatrixView y);
+  // y = MLP(x). x [T, H], y [T, O] of one dtype, any row stride. FAILED_PRECONDITION (STASH_FULL) where there is no
+  // room for an x that is to be pinned.
+  absl::StatusOr<Forwarded> Forward(int layer, ConstMatrixView x, MatrixView y, const ForwardOptions& options = {});
   // dx = the input gradient; adds (+=) the weight gradients to the open step. x [T, H], dy [T, O], dx [T, H] of one
-  // dtype. An empty dx with T > 0 asks for no input gradient; `weight_gradient` false asks for none on the server.
+  // dtype. An empty dx with T > 0 asks for no input gradient. `weights_version`: the forward's.
   absl::Status Backward(int layer, int64_t weights_version, ConstMatrixView x, ConstMatrixView dy, MatrixView dx,
-                        bool weight_gradient = true);
+                        const BackwardOptions& options = {});
+  // No backward will name `ticket` any more. Never blocks: the server hears of it with the next call.
+  void Release(int64_t ticket) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Says that all backward calls of this step were made, and waits for the other trainers.
   absl::StatusOr<SealedStep> SealStep();
@@ -95,8 +131,12 @@ class Session {
   absl::Status Close();
 
  private:
-  absl::Status RunBackward(const ClientLayer& layer, int64_t weights_version, ConstMatrixView x, ConstMatrixView dy,
-                           MatrixView dx, bool weight_gradient, const ClientPosition& position);
+  std::vector<int64_t> ReleasedTickets() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // The server has heard of `tickets`.
+  void Forget(const std::vector<int64_t>& tickets) ABSL_LOCKS_EXCLUDED(mutex_);
+  // `x` [T, 0] where the header names a ticket.
+  absl::Status RunBackward(const v1::BackwardHeader& header, ConstMatrixView x, ConstMatrixView dy, MatrixView dx,
+                           const RowHooks& hooks);
   ClientPosition MoveTo(const ClientPosition& position) ABSL_LOCKS_EXCLUDED(mutex_);
 
   Connections& connections_;
@@ -108,6 +148,7 @@ class Session {
   ClientPosition position_ ABSL_GUARDED_BY(mutex_);
   // Backward rows with weight gradients that the open attempt has from this session, by layer.
   std::map<int, int64_t> rows_ ABSL_GUARDED_BY(mutex_);
+  std::vector<int64_t> released_tickets_ ABSL_GUARDED_BY(mutex_);  // that the server has not heard of
   // Null once closed.
   std::unique_ptr<Heartbeat> heartbeat_ ABSL_GUARDED_BY(mutex_);
 };

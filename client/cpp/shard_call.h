@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "client/cpp/connection.h"
 #include "client/cpp/options.h"
+#include "client/cpp/row_hooks.h"
 #include "kernels/matrix.h"
 
 namespace shardmlp {
@@ -18,9 +19,10 @@ struct ShardCall {
   std::string method;  // "/shardmlp.v1.Compute/Forward"
   grpc::ByteBuffer header;
   grpc::ByteBuffer end;
-  std::vector<ConstMatrixView> inputs;  // x [T, H]; or x [T, H] and dy [T, O]
+  std::vector<ConstMatrixView> inputs;  // x [T, H]; or x [T, H], [T, 0] where the server has it, and dy [T, O]
   MatrixView output;                    // y [T, O] or dx [T, H], written (=); empty where none is wanted
   int64_t rows_per_shard = 1;
+  RowHooks hooks = {};
 };
 
 // Returns the body of the message that ended the answer (a ForwardEnd or BackwardEnd), after which `output` is
@@ -28,8 +30,8 @@ struct ShardCall {
 // lie without gaps are sent from where they lie; others are copied, a shard at a time.
 //
 // UNAVAILABLE where the answer was cut short; INTERNAL where it breaks the protocol; DEADLINE_EXCEEDED (STALLED) where
-// no message went or came for `options.stall_timeout`; CANCELLED (CANCELLED) where it was interrupted; else as the
-// server says.
+// no message went or came for `options.stall_timeout`; CANCELLED (CANCELLED) where it was interrupted; as a hook says;
+// else as the server says.
 absl::StatusOr<std::string> RunShardCall(Connection& connection, const ShardCall& call, const ClientOptions& options);
 
 }  // namespace shardmlp

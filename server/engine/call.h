@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -11,11 +12,20 @@
 
 namespace shardmlp {
 
+// Whether a forward leaves its x in the stash, for a backward.
+enum class KeepInput {
+  kNo,
+  kIfRoom,  // until that backward is answered, or a later forward needs the room
+  kPinned,  // until it is released; refused where there is no room
+};
+
 struct ForwardSpec {
   int64_t session_id = 0;
   int layer = 0;
   int64_t row_count = 0;
   DType dtype = DType::kF32;  // on the wire
+  KeepInput keep_input = KeepInput::kNo;
+  std::vector<int64_t> released_tickets = {};  // that no backward will name any more
 };
 
 struct BackwardSpec {
@@ -29,6 +39,8 @@ struct BackwardSpec {
   int64_t weights_version = 0;
   bool input_gradient = true;
   bool weight_gradient = true;
+  int64_t ticket = 0;  // of the x that a forward left in the stash; 0: the shards carry x
+  std::vector<int64_t> released_tickets = {};
 };
 
 // Bytes that lie somewhere in pieces; a received payload.
@@ -55,6 +67,8 @@ struct CallSummary {
   int64_t row_count = 0;
   int64_t weights_version = 0;
   int64_t repeated_row_count = 0;  // rows of a backward that an earlier try had counted
+  int64_t ticket = 0;              // that a forward left its x under; 0: none
+  bool gate_up_kept = false;       // G and U as well
 };
 
 // Who started the call; the stream. Its methods are called one at a time, from the device thread or from inside Place
@@ -77,9 +91,10 @@ class Call {
   virtual ~Call() = default;
 
   // Takes rows [row_offset, row_offset + row_count) minus the first `skip`, of x [row_count, H] and, for a backward,
-  // dy [row_count, O] (null for a forward), as many as there is room for now, and returns how many. Where that is
-  // fewer than row_count - skip, OnRoom follows, and the caller places the rest with a larger `skip`.
-  // INVALID_ARGUMENT for rows that are not the next ones or too many, or a payload of the wrong size.
+  // dy [row_count, O] (null for a forward; and where the header has a ticket, x is empty), as many as there is room for
+  // now, and returns how many. Where that is fewer than row_count - skip, OnRoom follows, and the caller places the
+  // rest with a larger `skip`. INVALID_ARGUMENT for rows that are not the next ones or too many, or a payload of the
+  // wrong size.
   virtual absl::StatusOr<int64_t> Place(int64_t row_offset, int64_t row_count, int64_t skip, const ByteSource& x,
                                         const ByteSource* dy) = 0;
   // All rows were placed. INVALID_ARGUMENT where `row_count` or the rows placed are not the header's.

@@ -16,6 +16,8 @@ absl::StatusOr<std::shared_ptr<Call>> ServingEngine::StartForward(const ForwardS
   call.header.row_count = spec.row_count;
   call.header.dtype = spec.dtype;
   call.header.weight_gradient = false;
+  call.keep_input = spec.keep_input;
+  call.header.released_tickets = spec.released_tickets;
   return StartCall(call, sink);
 }
 
@@ -37,6 +39,8 @@ absl::Status ServingEngine::CheckHeader(CallSpec& spec) const {
   spec.layer = layer - model_.layers.data();
   spec.x_cols = layer->mlp.hidden_size;
   spec.dy_cols = layer->mlp.output_size;
+  spec.gate_up_cols = layer->mlp.gate_up_size();
+  spec.compute_dtype = layer->mlp.dtype;
   if (header.row_count < 0) {
     return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidRows,
                  absl::StrCat("row_count is ", header.row_count, "; expected 0 or more"));
@@ -71,7 +75,7 @@ absl::StatusOr<std::shared_ptr<Call>> ServingEngine::StartCall(CallSpec spec, Ca
   const BackwardSpec& header = spec.header;
   absl::MutexLock lock(&mutex_);
   if (draining_) return ShuttingDown();
-  SHARDMLP_RETURN_IF_ERROR(health_);
+  SHARDMLP_RETURN_IF_ERROR(Usable());
   SHARDMLP_ASSIGN_OR_RETURN(const SessionSpec session, sessions_.Find(header.session_id, options_.clock()));
   if (spec.pass == Pass::kBackward) {
     if (header.weight_gradient && session.role == SessionRole::kRead) {
@@ -82,6 +86,7 @@ absl::StatusOr<std::shared_ptr<Call>> ServingEngine::StartCall(CallSpec spec, Ca
     SHARDMLP_RETURN_IF_ERROR(CheckVersion(header, step_.position().weights_version));
   }
   SHARDMLP_ASSIGN_OR_RETURN(std::shared_ptr<Lane> lane, lanes_->Acquire(session.role));
+  SHARDMLP_RETURN_IF_ERROR(UseStash(session, spec, *lane));
   CallHost& host = *this;
   auto call = std::make_shared<TileCall>(host, sink, metrics_, spec, std::move(lane), plan_.tile_row_count);
   sessions_.CallOpened(header.session_id);
@@ -91,9 +96,31 @@ absl::StatusOr<std::shared_ptr<Call>> ServingEngine::StartCall(CallSpec spec, Ca
   return call;
 }
 
-void ServingEngine::CallFinished(int64_t session_id) {
+absl::Status ServingEngine::UseStash(const SessionSpec& session, CallSpec& spec, Lane& lane) {
+  const BackwardSpec& header = spec.header;
+  for (const int64_t ticket : header.released_tickets) stash_->Release(ticket, header.session_id);
+  spec.header.released_tickets.clear();
+  const Stash::Call call{header.session_id, header.layer, header.row_count, header.dtype};
+  if (spec.x_kept()) {
+    SHARDMLP_ASSIGN_OR_RETURN(lane.kept, stash_->Find(header.ticket, call));
+  } else if (spec.keep_input != KeepInput::kNo) {
+    const Stash::Claim claim{.pinned = spec.keep_input == KeepInput::kPinned,
+                             .reader = session.role == SessionRole::kRead && !options_.frozen};
+    const Stash::RowSize row_size{spec.x_cols * SizeOf(header.dtype), spec.gate_up_cols * SizeOf(spec.compute_dtype)};
+    const int64_t tiles = header.row_count / plan_.tile_row_count + 1;
+    Stash::Kept kept = stash_->Keep(call, claim, row_size, tiles);
+    if (claim.pinned && kept.rows == nullptr) return stash_->Full(call, row_size);
+    spec.header.ticket = kept.ticket;
+    spec.gate_up_kept = kept.rows != nullptr && kept.rows->gate_up != nullptr;
+    lane.kept = std::move(kept.rows);
+  }
+  return absl::OkStatus();
+}
+
+void ServingEngine::CallFinished(const CallSpec& spec, bool answered) {
   absl::MutexLock lock(&mutex_);
-  sessions_.CallClosed(session_id, options_.clock());
+  sessions_.CallClosed(spec.header.session_id, options_.clock());
+  if (spec.header.ticket != 0) stash_->Finished(spec.header.ticket, spec.pass, answered);
   metrics_.SetOpenCalls(--open_calls_);
 }
 
@@ -102,7 +129,7 @@ void ServingEngine::SubmitTile(int64_t session_id, std::unique_ptr<TileJob> job)
 }
 
 absl::StatusOr<CallHost::Admitted> ServingEngine::StartTile(const CallSpec& spec, const Tile& tile, TileRows rows) {
-  SHARDMLP_RETURN_IF_ERROR(health());
+  SHARDMLP_RETURN_IF_ERROR(usable());
   if (spec.header.weight_gradient) return StartAddingTile(spec, tile, rows);
   Admitted admitted;
   admitted.weights_version = weights_version();
@@ -120,7 +147,12 @@ absl::StatusOr<CallHost::Admitted> ServingEngine::StartAddingTile(const CallSpec
                                   tile.row_begin,    tile.row_count, tile.dy_hash};
   Admitted admitted;
   {
+    Outbox outbox;
     absl::MutexLock lock(&mutex_);
+    if (clear_owed_) {
+      return Error(absl::StatusCode::kResourceExhausted, Reason::kOverloaded,
+                   "the gradients of an attempt that is over are on their way through the replicas; send it again");
+    }
     std::string non_finite;
     if (tile.non_finite_row >= 0) {
       SHARDMLP_ASSIGN_OR_RETURN(const SessionSpec session, sessions_.Find(header.session_id, options_.clock()));
@@ -128,7 +160,7 @@ absl::StatusOr<CallHost::Admitted> ServingEngine::StartAddingTile(const CallSpec
                                 header.layer, ", call ", header.call_id, ", row ", tile.non_finite_row);
     }
     SHARDMLP_ASSIGN_OR_RETURN(const LedgerVerdict verdict,
-                              step_.Admit(contribution, header.step, header.attempt, non_finite));
+                              step_.Admit(contribution, header.step, header.attempt, non_finite, outbox));
     admitted.repeated = verdict == LedgerVerdict::kRepeat;
     admitted.weights_version = step_.position().weights_version;
   }
@@ -147,8 +179,7 @@ absl::Status ServingEngine::NoteDevice(absl::Status status) {
   if (status.ok()) return status;
   const absl::Status failure =
       Error(absl::StatusCode::kInternal, Reason::kDeviceFailed, absl::StrCat("the device failed: ", status.message()));
-  absl::MutexLock lock(&mutex_);
-  if (health_.ok()) health_ = failure;
+  Fail(failure);
   return failure;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -12,11 +13,13 @@ namespace shardmlp {
 struct EngineOptions {
   bool frozen = false;          // input gradients alone; no gradient or optimizer memory
   int64_t workspace_bytes = 0;  // bounds the tiles in flight; 0: what kDefaultTileRows rows need
+  int64_t stash_bytes = 0;      // what forwards may keep for their backward; 0: nothing
   int64_t max_call_count = 8;   // open at once; each has staging of its own
   int64_t max_session_count = 256;
   absl::Duration lease = absl::Seconds(30);        // a session's life without a sign of it
   absl::Duration seal_timeout = absl::Minutes(5);  // how long a seal waits for the other trainers
   std::function<absl::Time()> clock = absl::Now;   // that lease and seal_timeout go by; thread-safe
+  std::string restore = {};                        // checkpoint to start from; empty: none
   int64_t first_weights_version = 0;  // of the loaded weights; 0: drawn at random, for no two engines alike
 
   // Of `count` sessions or calls, those that readers may have: the rest is kept for trainers, whom no reader may shut
@@ -28,6 +31,7 @@ inline constexpr int64_t kDefaultTileRows = 1024;
 
 // What the options may be at most. The sizes of a plan are computed without overflow up to there.
 inline constexpr int64_t kMaxWorkspaceBytes = int64_t{1} << 50;
+inline constexpr int64_t kMaxStashBytes = int64_t{1} << 50;
 inline constexpr int64_t kMaxCallCount = int64_t{1} << 16;
 
 }  // namespace shardmlp

@@ -68,6 +68,7 @@ int64_t LanePool::lanes_in_use() const {
 }
 
 void LanePool::Release(std::unique_ptr<Lane> lane, SessionRole role) {
+  lane->kept = nullptr;
   absl::MutexLock lock(&mutex_);
   if (role == SessionRole::kRead) --readers_;
   idle_.push_back(std::move(lane));

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "kernels/backend.h"
+#include "server/engine/stash.h"
 #include "server/engine/step_types.h"
 #include "server/model/model_spec.h"
 
@@ -25,6 +26,7 @@ struct Lane {
   };
   std::array<Input, kLaneDepth> inputs;
   std::array<Buffer, kLaneDepth> outputs;  // [tile rows, max(H, O)]
+  std::shared_ptr<KeptRows> kept;          // of the call, in the stash; null for none
 };
 
 // The buffers of a lane for tiles of up to `rows` rows of any of `layers`, in the widest dtype on the wire.

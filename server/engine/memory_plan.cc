@@ -37,7 +37,8 @@ absl::Status CheckRange(absl::string_view what, int64_t value, int64_t min, int6
 }  // namespace
 
 int64_t MemoryPlan::device_bytes() const {
-  return Sum(Sum(Sum(weights_bytes, gradients_bytes), Sum(master_weights_bytes, optimizer_bytes)), workspace_bytes);
+  return Sum(Sum(Sum(weights_bytes, gradients_bytes), Sum(master_weights_bytes, optimizer_bytes)),
+             Sum(workspace_bytes, stash_bytes));
 }
 
 int64_t MemoryPlan::total_bytes() const { return Sum(device_bytes(), Sum(staging_bytes, ledger_bytes)); }
@@ -47,7 +48,7 @@ std::string MemoryPlan::ToString() const {
   absl::StrAppend(&text, Line("weights", weights_bytes), Line("gradients", gradients_bytes),
                   Line("master weights", master_weights_bytes), Line("optimizer state", optimizer_bytes),
                   Line("workspace", workspace_bytes), Line("staging", staging_bytes), Line("ledger", ledger_bytes),
-                  Line("total", total_bytes()));
+                  Line("stash", stash_bytes), Line("total", total_bytes()));
   absl::StrAppendFormat(&text, "  tiles of %d rows%s\n", tile_row_count,
                         tile_row_count < kSmallTileRows ? " (small: a larger workspace would be faster)" : "");
   return text;
@@ -59,6 +60,7 @@ int TilesInFlight(const DeviceInfo& device) { return device.unified_memory ? 1 :
 
 absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& model, const EngineOptions& options, const DeviceInfo& device) {
   SHARDMLP_RETURN_IF_ERROR(CheckRange("workspace_bytes", options.workspace_bytes, 0, kMaxWorkspaceBytes));
+  SHARDMLP_RETURN_IF_ERROR(CheckRange("stash_bytes", options.stash_bytes, 0, kMaxStashBytes));
   SHARDMLP_RETURN_IF_ERROR(CheckRange("max_call_count", options.max_call_count, 1, kMaxCallCount));
   MemoryPlan plan;
   const int64_t size = SizeOf(model.dtype);
@@ -84,6 +86,7 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& model, const EngineOption
   }
   plan.workspace_bytes = tiles * TileBuffers::Bytes(model.layers, plan.tile_row_count);
   plan.staging_bytes = Product(options.max_call_count, LaneSize(model.layers, plan.tile_row_count).bytes());
+  plan.stash_bytes = options.stash_bytes;
   plan.ledger_bytes = options.frozen ? 0 : Ledger::kMaxBytes;
   return plan;
 }
@@ -92,7 +95,7 @@ absl::Status CheckFits(const MemoryPlan& plan, int64_t available_bytes) {
   if (plan.total_bytes() <= available_bytes) return absl::OkStatus();
   return Error(absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory,
                absl::StrFormat("the memory plan takes %d bytes and %d are available; serve fewer --layers, a smaller "
-                               "--dtype, fewer --max-calls or a smaller --workspace-bytes\n%s",
+                               "--dtype, fewer --max-calls, a smaller --workspace-bytes or --stash-bytes\n%s",
                                plan.total_bytes(), available_bytes, plan.ToString()));
 }
 

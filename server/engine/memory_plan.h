@@ -20,6 +20,7 @@ struct MemoryPlan {
   int64_t workspace_bytes = 0;
   int64_t staging_bytes = 0;  // host memory: a lane for each call that may be open
   int64_t ledger_bytes = 0;   // host memory: of the tiles that one step may count
+  int64_t stash_bytes = 0;    // device memory: of what forwards keep for their backward
   int64_t tile_row_count = 0;
 
   // Sums, as every product above, stay at the largest int64 where they would go beyond it.

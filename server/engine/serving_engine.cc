@@ -28,8 +28,7 @@ int64_t FirstWeightsVersion(const EngineOptions& options) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options, std::unique_ptr<Backend> backend,
-                                                       const ModelFolder& folder,
-                                                       std::unique_ptr<ReplicaGroup> replicas,
+                                                       const ModelFolder& folder, std::unique_ptr<Replicas> replicas,
                                                        std::unique_ptr<CheckpointStore> checkpoints, Metrics& metrics) {
   if (!backend->Computes(folder.spec().dtype)) {
     return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidDType,
@@ -44,7 +43,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
 }
 
 ServingEngine::ServingEngine(const EngineOptions& options, const ModelSpec& model, const MemoryPlan& plan,
-                             std::shared_ptr<Backend> backend, std::unique_ptr<ReplicaGroup> replicas,
+                             std::shared_ptr<Backend> backend, std::unique_ptr<Replicas> replicas,
                              std::unique_ptr<CheckpointStore> checkpoints, Metrics& metrics)
     : options_(options),
       model_(model),
@@ -55,7 +54,8 @@ ServingEngine::ServingEngine(const EngineOptions& options, const ModelSpec& mode
       metrics_(metrics),
       sessions_(
           {options.max_session_count, options.lease, options.frozen, options.ReadersShare(options.max_session_count)}),
-      step_(*this, metrics, TensorNames(model), options.seal_timeout, FirstWeightsVersion(options)) {}
+      step_(*this, *this, metrics, TensorNames(model), options.seal_timeout, FirstWeightsVersion(options),
+            replicas_->rank()) {}
 
 ServingEngine::~ServingEngine() { Shutdown(); }
 
@@ -67,6 +67,11 @@ absl::Status ServingEngine::Start(const ModelFolder& folder) {
   SHARDMLP_ASSIGN_OR_RETURN(lanes_,
                             LanePool::Create(backend_, model_.layers, plan_.tile_row_count, options_.max_call_count,
                                              options_.ReadersShare(options_.max_call_count)));
+  SHARDMLP_ASSIGN_OR_RETURN(std::shared_ptr<StashMemory> memory, StashMemory::Create(backend_, plan_.stash_bytes));
+  {
+    absl::MutexLock lock(&mutex_);
+    stash_ = std::make_unique<Stash>(std::move(memory), metrics_);
+  }
   metrics_.SetPlannedBytes(MemoryUse::kWeights, plan_.weights_bytes);
   metrics_.SetPlannedBytes(MemoryUse::kGradients, plan_.gradients_bytes);
   metrics_.SetPlannedBytes(MemoryUse::kMasterWeights, plan_.master_weights_bytes);
@@ -74,8 +79,26 @@ absl::Status ServingEngine::Start(const ModelFolder& folder) {
   metrics_.SetPlannedBytes(MemoryUse::kWorkspace, plan_.workspace_bytes);
   metrics_.SetPlannedBytes(MemoryUse::kStaging, plan_.staging_bytes);
   metrics_.SetPlannedBytes(MemoryUse::kLedger, plan_.ledger_bytes);
+  metrics_.SetPlannedBytes(MemoryUse::kStash, plan_.stash_bytes);
   scheduler_ = std::make_unique<Scheduler>(depth);
+  sync_ = std::make_unique<JobThread>();
+  if (!options_.restore.empty()) {
+    SHARDMLP_RETURN_IF_ERROR(
+        Annotate(StartFromCheckpoint(), absl::StrCat("can't start from checkpoint ", options_.restore)));
+  }
   watch_ = std::thread([this] { WatchTime(); });
+  JoinReplicas();
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(this, &ServingEngine::formed_or_failed));
+  return health_;
+}
+
+absl::Status ServingEngine::StartFromCheckpoint() {
+  SHARDMLP_RETURN_IF_ERROR(CheckCheckpoints());
+  SHARDMLP_ASSIGN_OR_RETURN(const int64_t step, RestoreHere(options_.restore));
+  Outbox outbox;
+  absl::MutexLock lock(&mutex_);
+  step_.Restored(options_.restore, step, outbox);
   return absl::OkStatus();
 }
 
@@ -94,10 +117,13 @@ void ServingEngine::UpdateSessionMetrics() {
 }
 
 absl::StatusOr<SessionGrant> ServingEngine::OpenSession(const SessionSpec& spec) {
+  Outbox outbox;
   absl::MutexLock lock(&mutex_);
   if (draining_) return ShuttingDown();
+  const bool trains = spec.role == SessionRole::kTrain && !options_.frozen;
+  if (trains) SHARDMLP_RETURN_IF_ERROR(step_.CheckTrainer(spec));
   SHARDMLP_ASSIGN_OR_RETURN(const int64_t session_id, sessions_.Open(spec, options_.clock()));
-  if (spec.role == SessionRole::kTrain && !options_.frozen) step_.AddTrainer(session_id, spec);
+  if (trains) step_.AddTrainer(session_id, spec, outbox);
   UpdateSessionMetrics();
   return SessionGrant{session_id, options_.lease, step_.position()};
 }
@@ -112,13 +138,14 @@ absl::Status ServingEngine::CloseSession(int64_t session_id) {
   Outbox outbox;
   absl::MutexLock lock(&mutex_);
   if (sessions_.Close(session_id)) step_.RemoveTrainer(session_id, /*lost=*/false, outbox);
+  stash_->ReleaseSession(session_id);
   UpdateSessionMetrics();
   return absl::OkStatus();
 }
 
 absl::Status ServingEngine::CheckStepCaller(int64_t session_id) {
   if (stopping_) return ShuttingDown();
-  SHARDMLP_RETURN_IF_ERROR(health_);
+  SHARDMLP_RETURN_IF_ERROR(Usable());
   return sessions_.Find(session_id, options_.clock()).status();
 }
 
@@ -159,7 +186,10 @@ void ServingEngine::WatchTime() {
     absl::MutexLock lock(&mutex_);
     if (mutex_.AwaitWithTimeout(absl::Condition(this, &ServingEngine::stopping), period)) return;
     const absl::Time now = options_.clock();
-    for (const int64_t session_id : sessions_.Expire(now)) step_.RemoveTrainer(session_id, /*lost=*/true, outbox);
+    for (const int64_t session_id : sessions_.Expire(now)) {
+      step_.RemoveTrainer(session_id, /*lost=*/true, outbox);
+      stash_->ReleaseSession(session_id);
+    }
     step_.ExpireSeals(now, outbox);
     UpdateSessionMetrics();
     metrics_.SetQueuedTiles(scheduler_->queued_tile_count());
@@ -181,6 +211,11 @@ absl::Status ServingEngine::health() const {
   return health_;
 }
 
+absl::Status ServingEngine::usable() const {
+  absl::MutexLock lock(&mutex_);
+  return Usable();
+}
+
 void ServingEngine::Shutdown() {
   std::vector<std::weak_ptr<TileCall>> calls;
   {
@@ -192,6 +227,7 @@ void ServingEngine::Shutdown() {
     step_.Stop(ShuttingDown(), outbox);
   }
   if (watch_.joinable()) watch_.join();
+  StopReplicas();
   if (scheduler_ != nullptr) scheduler_->Stop();
   for (const std::weak_ptr<TileCall>& weak : calls) {
     if (const std::shared_ptr<TileCall> call = weak.lock()) call->Fail(ShuttingDown());

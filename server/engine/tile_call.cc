@@ -99,7 +99,13 @@ absl::Status TileCall::CheckShard(int64_t row_offset, int64_t row_count, int64_t
     return InvalidRows(
         absl::StrCat("a shard of ", row_count, " rows at row ", row_offset, "; the call has ", total, " rows"));
   }
-  SHARDMLP_RETURN_IF_ERROR(CheckSize("x", x, row_count, spec_.x_cols, spec_.header.dtype));
+  if (!spec_.x_kept()) {
+    SHARDMLP_RETURN_IF_ERROR(CheckSize("x", x, row_count, spec_.x_cols, spec_.header.dtype));
+  } else if (x.size() > 0) {
+    return Error(
+        absl::StatusCode::kInvalidArgument, Reason::kInvalidShape,
+        absl::StrCat("x has ", x.size(), " bytes; expected none, since the header names ticket ", spec_.header.ticket));
+  }
   if (dy != nullptr) SHARDMLP_RETURN_IF_ERROR(CheckSize("dy", *dy, row_count, spec_.dy_cols, spec_.header.dtype));
   return absl::OkStatus();
 }
@@ -155,14 +161,14 @@ void TileCall::Fill(const Lane& lane, int64_t shard_row, int64_t rows, const Byt
     char* to = static_cast<char*>(buffer.data()) + filled_.row_count * row_bytes;
     from.CopyTo(shard_row * row_bytes, rows * row_bytes, to);
     const ConstMatrixView copied(to, rows, cols, spec_.header.dtype);
-    if (dy != nullptr && filled_.non_finite_row < 0) {
+    if ((dy != nullptr || spec_.header.ticket != 0) && filled_.non_finite_row < 0) {
       const int64_t row = FirstNonFiniteRow(copied);
       if (row >= 0) filled_.non_finite_row = filled_.row_begin + filled_.row_count + row;
     }
     return copied;
   };
   const Lane::Input& input = lane.inputs[filled_.input];
-  int64_t bytes = copy(x, input.x, spec_.x_cols).byte_count();
+  int64_t bytes = spec_.x_kept() ? 0 : copy(x, input.x, spec_.x_cols).byte_count();
   if (dy != nullptr) {
     const ConstMatrixView copied = copy(*dy, input.dy, spec_.dy_cols);
     XXH3_64bits_update(hash_->xxh, copied.data, copied.byte_count());
@@ -212,7 +218,10 @@ absl::Status TileCall::End(int64_t row_count) {
   return absl::OkStatus();
 }
 
-CallSummary TileCall::Summary() const { return {answered_rows_, summary_version_, repeated_rows_}; }
+CallSummary TileCall::Summary() const {
+  const int64_t ticket = spec_.pass == Pass::kForward ? spec_.header.ticket : 0;
+  return {answered_rows_, summary_version_, repeated_rows_, ticket, spec_.gate_up_kept};
+}
 
 void TileCall::Cancel() {
   bool first = false;
@@ -223,7 +232,7 @@ void TileCall::Cancel() {
       mutex_.Await(absl::Condition(this, &TileCall::NotDelivering));
     }
   }
-  if (first) host_.CallFinished(spec_.header.session_id);
+  if (first) host_.CallFinished(spec_, /*answered=*/false);
 }
 
 void TileCall::Fail(const absl::Status& status) {
@@ -239,7 +248,7 @@ void TileCall::Fail(const absl::Status& status) {
 }
 
 void TileCall::Finish(absl::StatusOr<CallSummary> summary) {
-  host_.CallFinished(spec_.header.session_id);
+  host_.CallFinished(spec_, summary.ok());
   sink_.OnFinished(std::move(summary));
 }
 
@@ -248,9 +257,31 @@ TileRows TileCall::RowsOf(const Tile& tile, const Lane& lane) const {
   const Lane::Input& input = lane.inputs[tile.input];
   TileRows rows;
   rows.layer = spec_.layer;
-  rows.x = input.x.View(tile.row_count, spec_.x_cols, dtype);
+  if (!spec_.x_kept()) rows.x = input.x.View(tile.row_count, spec_.x_cols, dtype);
   if (spec_.pass == Pass::kBackward) rows.dy = input.dy.View(tile.row_count, spec_.dy_cols, dtype);
   if (tile.output >= 0) rows.result = lane.outputs[tile.output].View(tile.row_count, spec_.result_cols(), dtype);
+  return rows;
+}
+
+TileRows TileCall::RowsToCompute(Tile& tile, const Lane& lane) const {
+  TileRows rows = RowsOf(tile, lane);
+  if (lane.kept == nullptr) return rows;
+  KeptRows& kept = *lane.kept;
+  const int64_t call_rows = spec_.header.row_count;
+  const auto rows_of = [&](void* data, int64_t cols, DType dtype) {
+    return MatrixView(data, call_rows, cols, dtype).Rows(tile.row_begin, tile.row_count);
+  };
+  const int64_t index = tile.row_begin / tile_rows_;
+  rows.kept_x = rows_of(kept.x.get(), spec_.x_cols, spec_.header.dtype);
+  if (spec_.pass == Pass::kForward) {
+    kept.non_finite_rows[index] = tile.non_finite_row;
+    kept.gate_up_ready[index] = kept.gate_up != nullptr;
+  } else if (const int64_t row = kept.non_finite_rows[index]; row >= 0) {
+    tile.non_finite_row = tile.non_finite_row < 0 ? row : std::min(row, tile.non_finite_row);
+  }
+  if (kept.gate_up_ready[index])
+    rows.kept_gate_up = rows_of(kept.gate_up.get(), spec_.gate_up_cols, spec_.compute_dtype);
+  if (spec_.pass == Pass::kBackward) kept.gate_up_ready[index] = false;
   return rows;
 }
 
@@ -258,7 +289,9 @@ void TileCall::StartTile(const Tile& tile, std::shared_ptr<Lane>& lane, std::uni
   lane = OpenLane();
   if (lane == nullptr) return;
   metrics_.ObserveStage(spec_.pass, Stage::kQueue, absl::Now() - tile.complete);
-  absl::StatusOr<CallHost::Admitted> admitted = host_.StartTile(spec_, tile, RowsOf(tile, *lane));
+  Tile computed = tile;
+  const TileRows rows = RowsToCompute(computed, *lane);
+  absl::StatusOr<CallHost::Admitted> admitted = host_.StartTile(spec_, computed, rows);
   absl::Status status = admitted.status();
   if (status.ok() && weights_version_ != 0 && admitted->weights_version != weights_version_) {
     status = Error(absl::StatusCode::kUnavailable, Reason::kWeightsChanged,

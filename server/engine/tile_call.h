@@ -25,11 +25,17 @@ namespace shardmlp {
 // What a call is for: a header that was found to be right.
 struct CallSpec {
   Pass pass = Pass::kForward;
-  BackwardSpec header;  // of a forward: the fields that it shares
-  size_t layer = 0;     // in ModelSpec::layers
-  int64_t x_cols = 0;   // H of the layer
-  int64_t dy_cols = 0;  // O of the layer
+  BackwardSpec header;       // of a forward: the fields that it shares
+  size_t layer = 0;          // in ModelSpec::layers
+  int64_t x_cols = 0;        // H of the layer
+  int64_t dy_cols = 0;       // O of the layer
+  int64_t gate_up_cols = 0;  // 2I of the layer, or I where ungated
+  DType compute_dtype = DType::kF32;
+  KeepInput keep_input = KeepInput::kNo;  // of a forward
+  bool gate_up_kept = false;              // of a forward, under header.ticket
 
+  // The rows' x is in the stash, and not in the shards.
+  bool x_kept() const { return pass == Pass::kBackward && header.ticket != 0; }
   bool has_result() const { return pass == Pass::kForward || header.input_gradient; }
   int64_t result_cols() const { return pass == Pass::kForward ? dy_cols : x_cols; }
 };
@@ -64,8 +70,8 @@ class CallHost {
   virtual void SubmitTile(int64_t session_id, std::unique_ptr<TileJob> job) = 0;
   // Where weights stand now.
   virtual int64_t weights_version() const = 0;
-  // The call is over. Called once, without a lock held.
-  virtual void CallFinished(int64_t session_id) = 0;
+  // The call is over; `answered`: all of it. Called once, without a lock held.
+  virtual void CallFinished(const CallSpec& spec, bool answered) = 0;
 };
 
 // Locks `mutex_` for a few assignments at a time, and calls out with no lock held, except that it submits its tiles
@@ -119,6 +125,8 @@ class TileCall final : public Call, public std::enable_shared_from_this<TileCall
   bool NotDelivering() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !delivering_; }
   CallSummary Summary() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   TileRows RowsOf(const Tile& tile, const Lane& lane) const;
+  // The tile's rows as the device gets them: with those of the stash, where they are kept there. On the device thread.
+  TileRows RowsToCompute(Tile& tile, const Lane& lane) const;
 
   CallHost& host_;
   CallSink& sink_;

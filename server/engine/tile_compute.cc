@@ -42,6 +42,14 @@ absl::StatusOr<ConstMatrixView> TileCompute::CopyIn(ConstMatrixView from, Matrix
   return ConstMatrixView(to);
 }
 
+absl::StatusOr<ConstMatrixView> TileCompute::CopyInX(const TileRows& rows, MatrixView to) {
+  if (rows.kept_x.empty()) return CopyIn(rows.x, to);
+  if (!rows.x.empty()) SHARDMLP_RETURN_IF_ERROR(backend_.Copy(Stream::kCopyIn, rows.x, rows.kept_x));
+  if (rows.kept_x.dtype == to.dtype) return ConstMatrixView(rows.kept_x);
+  SHARDMLP_RETURN_IF_ERROR(backend_.Copy(Stream::kCopyIn, rows.kept_x, to));
+  return ConstMatrixView(to);
+}
+
 absl::Status TileCompute::Follow(Stream later, Stream earlier) {
   SHARDMLP_ASSIGN_OR_RETURN(const std::unique_ptr<Event> event, backend_.Record(earlier));
   return backend_.Wait(later, *event);
@@ -62,14 +70,15 @@ absl::StatusOr<std::unique_ptr<Event>> TileCompute::Forward(const TileRows& rows
   ConstMatrixView x;
   {
     const StageTimer timer(metrics_, Pass::kForward, Stage::kCopyIn);
-    SHARDMLP_ASSIGN_OR_RETURN(x, CopyIn(rows.x, buffers.X(mlp, rows.x.rows)));
+    SHARDMLP_ASSIGN_OR_RETURN(x, CopyInX(rows, buffers.X(mlp, rows.x.rows)));
     SHARDMLP_RETURN_IF_ERROR(Follow(Stream::kCompute, Stream::kCopyIn));
   }
   const MatrixView y =
       InPlace(rows.result, mlp.dtype) ? rows.result : buffers.Result(mlp, rows.x.rows, mlp.output_size);
   {
     const StageTimer timer(metrics_, Pass::kForward, Stage::kCompute);
-    SHARDMLP_RETURN_IF_ERROR(MlpForwardTile(backend_, mlp, parameters_.weights(rows.layer), buffers.workspace, x, y));
+    SHARDMLP_RETURN_IF_ERROR(
+        MlpForwardTile(backend_, mlp, parameters_.weights(rows.layer), buffers.workspace, x, y, rows.kept_gate_up));
   }
   metrics_.AddFlops(GemmFlops(x.rows, mlp.hidden_size, mlp.gate_up_size()) +
                         GemmFlops(x.rows, mlp.intermediate_size, mlp.output_size),
@@ -81,12 +90,12 @@ absl::StatusOr<std::unique_ptr<Event>> TileCompute::Forward(const TileRows& rows
 absl::StatusOr<std::unique_ptr<Event>> TileCompute::Backward(const TileRows& rows) {
   const MlpConfig& mlp = model_.layers[rows.layer].mlp;
   TileBuffers& buffers = NextBuffers();
-  const int64_t row_count = rows.x.rows;
+  const int64_t row_count = rows.dy.rows;
   ConstMatrixView x;
   ConstMatrixView dy;
   {
     const StageTimer timer(metrics_, Pass::kBackward, Stage::kCopyIn);
-    SHARDMLP_ASSIGN_OR_RETURN(x, CopyIn(rows.x, buffers.X(mlp, row_count)));
+    SHARDMLP_ASSIGN_OR_RETURN(x, CopyInX(rows, buffers.X(mlp, row_count)));
     SHARDMLP_ASSIGN_OR_RETURN(dy, CopyIn(rows.dy, buffers.Dy(mlp, row_count)));
     SHARDMLP_RETURN_IF_ERROR(Follow(Stream::kCompute, Stream::kCopyIn));
   }
@@ -97,12 +106,14 @@ absl::StatusOr<std::unique_ptr<Event>> TileCompute::Backward(const TileRows& row
   {
     const StageTimer timer(metrics_, Pass::kBackward, Stage::kCompute);
     SHARDMLP_RETURN_IF_ERROR(MlpBackwardTile(backend_, mlp, parameters_.weights(rows.layer), buffers.workspace, x, dy,
-                                             dx, rows.add_gradients ? parameters_.gradients(rows.layer) : nullptr));
+                                             dx, rows.add_gradients ? parameters_.gradients(rows.layer) : nullptr,
+                                             rows.kept_gate_up));
   }
   const double gate_up = GemmFlops(row_count, mlp.hidden_size, mlp.gate_up_size());
   const double down = GemmFlops(row_count, mlp.intermediate_size, mlp.output_size);
-  // dA always; dX and the weight gradients where asked for; the forward's gate and up again.
-  metrics_.AddFlops(down + (dx.empty() ? 0 : gate_up) + (rows.add_gradients ? gate_up + down : 0), gate_up);
+  // dA always; dX and the weight gradients where asked for; the forward's gate and up again, unless they were kept.
+  metrics_.AddFlops(down + (dx.empty() ? 0 : gate_up) + (rows.add_gradients ? gate_up + down : 0),
+                    rows.kept_gate_up.empty() ? gate_up : 0);
   const StageTimer timer(metrics_, Pass::kBackward, Stage::kCopyOut);
   return CopyOut(dx, rows.result);
 }

@@ -21,6 +21,10 @@ struct TileRows {
   ConstMatrixView x;   // [R, H]
   ConstMatrixView dy;  // [R, O]; empty in a forward
   MatrixView result;   // y [R, O] or dx [R, H]; empty for a backward without input gradient
+  // The stash's device memory. A forward leaves x (dtype of the wire) and [G | U] there; a backward finds x there where
+  // `x` is empty, and uses [G | U] up. Empty: none.
+  MatrixView kept_x;        // [R, H]
+  MatrixView kept_gate_up;  // [R, 2I] or [R, I]
   bool add_gradients = false;
 };
 
@@ -47,6 +51,8 @@ class TileCompute {
     return backend_.device().unified_memory && staging.dtype == dtype;
   }
   absl::StatusOr<ConstMatrixView> CopyIn(ConstMatrixView from, MatrixView to);
+  // x of the tile in the compute dtype; by way of the stash where it is kept.
+  absl::StatusOr<ConstMatrixView> CopyInX(const TileRows& rows, MatrixView to);
   absl::Status Follow(Stream later, Stream earlier);
   // Copies `computed` into `result`, unless it was computed in place.
   absl::StatusOr<std::unique_ptr<Event>> CopyOut(ConstMatrixView computed, MatrixView result);

@@ -28,16 +28,32 @@ absl::StatusOr<Header> Parse(const std::string& body) {
   return header;
 }
 
+absl::StatusOr<KeepInput> ReadKeepInput(v1::KeepInput keep) {
+  switch (keep) {
+    case v1::KEEP_INPUT_NO: return KeepInput::kNo;
+    case v1::KEEP_INPUT_IF_ROOM: return KeepInput::kIfRoom;
+    case v1::KEEP_INPUT_PINNED: return KeepInput::kPinned;
+    default: return Invalid(absl::StrCat("keep_input is ", static_cast<int>(keep), "; expected 0 to 2"));
+  }
+}
+
 absl::StatusOr<CallHeader> ReadForwardHeader(const std::string& body) {
   SHARDMLP_ASSIGN_OR_RETURN(const auto header, Parse<v1::ForwardHeader>(body));
   SHARDMLP_ASSIGN_OR_RETURN(const DType dtype, FromProto(header.dtype()));
-  return ForwardSpec{
-      .session_id = header.session_id(), .layer = header.layer(), .row_count = header.row_count(), .dtype = dtype};
+  SHARDMLP_ASSIGN_OR_RETURN(const KeepInput keep_input, ReadKeepInput(header.keep_input()));
+  const auto& released = header.released_tickets();
+  return ForwardSpec{.session_id = header.session_id(),
+                     .layer = header.layer(),
+                     .row_count = header.row_count(),
+                     .dtype = dtype,
+                     .keep_input = keep_input,
+                     .released_tickets = {released.begin(), released.end()}};
 }
 
 absl::StatusOr<CallHeader> ReadBackwardHeader(const std::string& body) {
   SHARDMLP_ASSIGN_OR_RETURN(const auto header, Parse<v1::BackwardHeader>(body));
   SHARDMLP_ASSIGN_OR_RETURN(const DType dtype, FromProto(header.dtype()));
+  const auto& released = header.released_tickets();
   return BackwardSpec{.session_id = header.session_id(),
                       .layer = header.layer(),
                       .row_count = header.row_count(),
@@ -47,7 +63,9 @@ absl::StatusOr<CallHeader> ReadBackwardHeader(const std::string& body) {
                       .attempt = header.attempt(),
                       .weights_version = header.weights_version(),
                       .input_gradient = header.input_gradient(),
-                      .weight_gradient = header.weight_gradient()};
+                      .weight_gradient = header.weight_gradient(),
+                      .ticket = header.ticket(),
+                      .released_tickets = {released.begin(), released.end()}};
 }
 
 absl::StatusOr<Hyperparameters> FromProto(const v1::ParameterGroup& group) {
@@ -116,6 +134,7 @@ void Fill(const MemoryPlan& plan, v1::MemoryPlan& to) {
   to.set_workspace_bytes(plan.workspace_bytes);
   to.set_staging_bytes(plan.staging_bytes);
   to.set_ledger_bytes(plan.ledger_bytes);
+  to.set_stash_bytes(plan.stash_bytes);
 }
 
 void Fill(const TrainerStatus& trainer, v1::TrainerInfo& to) {
@@ -141,6 +160,8 @@ std::unique_ptr<google::protobuf::MessageLite> MakeCallEnd(Pass pass, const Call
     auto response = std::make_unique<v1::ForwardResponse>();
     response->mutable_end()->set_row_count(summary.row_count);
     response->mutable_end()->set_weights_version(summary.weights_version);
+    response->mutable_end()->set_ticket(summary.ticket);
+    response->mutable_end()->set_gate_up_kept(summary.gate_up_kept);
     return response;
   }
   auto response = std::make_unique<v1::BackwardResponse>();
@@ -233,6 +254,11 @@ void Fill(const Engine& engine, v1::GetModelResponse& to) {
   Fill(engine.position(), *to.mutable_position());
   for (const TrainerStatus& trainer : engine.trainers()) Fill(trainer, *to.add_trainers());
   Fill(engine.memory_plan(), *to.mutable_memory());
+  const ReplicaPlace replica = engine.replica();
+  to.mutable_replica()->set_rank(replica.rank);
+  to.mutable_replica()->set_replica_count(replica.count);
+  to.mutable_replica()->set_member_count(replica.member_count);
+  to.mutable_replica()->set_generation(replica.generation);
 }
 
 }  // namespace shardmlp

@@ -58,9 +58,9 @@ void Train(const std::string& address, int64_t tokens) {
   const MatrixView x(bytes.data(), tokens, kHidden, DType::kF32);
   const MatrixView result(bytes.data() + x.byte_count(), tokens, kHidden, DType::kF32);
   FillSmall(x);
-  const auto version = session->Forward(0, x, result);
-  Require(version.status());
-  Require(session->Backward(0, *version, x, x, result));
+  const auto forwarded = session->Forward(0, x, result);
+  Require(forwarded.status());
+  Require(session->Backward(0, forwarded->weights_version, x, x, result));
   const auto sealed = session->SealStep();
   Require(sealed.status());
   CommitOptions options;

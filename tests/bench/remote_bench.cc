@@ -80,9 +80,9 @@ class Remote {
 
   int64_t tile_rows() const { return server_.tile_rows(); }
   void Run(const Activations& step) {
-    const absl::StatusOr<int64_t> version = session_->Forward(0, step.x, step.y);
-    Require(version.status());
-    Require(session_->Backward(0, *version, step.x, step.dy, step.dx));
+    const absl::StatusOr<Forwarded> forwarded = session_->Forward(0, step.x, step.y);
+    Require(forwarded.status());
+    Require(session_->Backward(0, forwarded->weights_version, step.x, step.dy, step.dx));
   }
   // So that the ledger does not grow from round to round.
   void EndStep() { Require(session_->DiscardStep("benchmark").status()); }

@@ -3,6 +3,8 @@
 torch_DTYPE_over_untiled is tokens a second of forward and backward of one SwiGLU layer ([4096, 2048], I 5632) through a
 server on loopback, over the same layer as transformers computes it in PyTorch, untiled; the median over rounds of pairs
 that alternate. The server recomputes the forward (11 GEMMs where PyTorch does 9) and sums weight gradients in fp32.
+torch_DTYPE_stash_over_untiled is the same for a server with room to keep what backward needs (--stash-bytes), which then
+does 9 GEMMs too. torch_DTYPE_sent_bytes_per_token are a forward's and backward's activations to the server.
 torch_DTYPE_NAME_mib are peak resident memories of processes that do nothing else.
 """
 
@@ -11,12 +13,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a team that spins would take the server's cores
@@ -54,16 +58,23 @@ def load(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
 
 
 @contextlib.contextmanager
-def server(folder: Path, dtype: str):
-    """The server's process and its address."""
-    target = f"127.0.0.1:{free_port()}"
-    program = [os.environ["SHARDMLP_SERVER"], f"--model={folder}", f"--listen={target}", f"--dtype={dtype}"]
-    process = subprocess.Popen([*program, "--metrics-address="], stdout=subprocess.DEVNULL)
+def server(folder: Path, dtype: str, *flags: str):
+    """The server's process, its address and that of its metrics."""
+    target, metrics = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    program = [os.environ["SHARDMLP_SERVER"], f"--model={folder}", f"--listen={target}", f"--dtype={dtype}", *flags]
+    process = subprocess.Popen([*program, f"--metrics-address={metrics}"], stdout=subprocess.DEVNULL)
     try:
-        yield process, target
+        yield process, target, metrics
     finally:
         process.terminate()
         process.wait(timeout=60)
+
+
+def received_bytes(metrics: str) -> float:
+    """Activations that the server got so far."""
+    with urllib.request.urlopen(f"http://{metrics}/metrics") as answer:
+        text = answer.read().decode()
+    return float(re.search(r'shardmlp_payload_bytes_total{direction="received"} (\S+)', text)[1])
 
 
 def free_port() -> int:
@@ -99,25 +110,32 @@ def measure_speed(name: str, rounds: int, tokens: int) -> None:
         make_model(Path(scratch), dtype)
         x, dy = operands(tokens, dtype)
         local = load(Path(scratch), dtype).model.layers[0].mlp
-        with server(Path(scratch), name) as (_, target):
-            model = load(Path(scratch), dtype)
-            with shardmlp.offload(model, target) as remote:
-                mlp = model.model.layers[0].mlp
-                run(local, x, dy), run(mlp, x, dy)
-                ratios, rates, references = [], [], []
-                for _ in range(rounds):
+        with contextlib.ExitStack() as stack:
+            remotes = {}
+            for kind, stash in {"": "0", "_stash": "2GiB"}.items():
+                _, target, metrics = stack.enter_context(server(Path(scratch), name, f"--stash-bytes={stash}"))
+                model = load(Path(scratch), dtype)
+                stack.enter_context(shardmlp.offload(model, target))
+                remotes[kind] = model
+                before = received_bytes(metrics)
+                run(local, x, dy), run(model.model.layers[0].mlp, x, dy)
+                print(f"torch_{name}{kind}_sent_bytes_per_token {(received_bytes(metrics) - before) / tokens:.0f}")
+            ratios, rates, references = ({kind: [] for kind in remotes} for _ in range(3))
+            for _ in range(rounds):
+                for kind, model in remotes.items():
                     # The machine drifts: the reference before and after stand for the time in between.
                     before = run(local, x, dy)
-                    rates.append(run(mlp, x, dy))
-                    references.append((before + run(local, x, dy)) / 2)
-                    ratios.append(rates[-1] / references[-1])
+                    rates[kind].append(run(model.model.layers[0].mlp, x, dy))
+                    references[kind].append((before + run(local, x, dy)) / 2)
+                    ratios[kind].append(rates[kind][-1] / references[kind][-1])
                     local.zero_grad()
                     model.zero_grad()
-                del remote
-    print(f"torch_{name}_over_untiled {statistics.median(ratios):.3f}")
-    print(f"torch_{name}_remote_tokens_per_second {statistics.median(rates):.1f}")
-    print(f"torch_{name}_untiled_tokens_per_second {statistics.median(references):.1f}")
-    flops = 9 * 2 * HIDDEN * INTERMEDIATE * statistics.median(references)
+    for kind in remotes:
+        print(f"torch_{name}{kind}_over_untiled {statistics.median(ratios[kind]):.3f}")
+        print(f"torch_{name}{kind}_remote_tokens_per_second {statistics.median(rates[kind]):.1f}")
+    untiled = statistics.median(references[""])
+    print(f"torch_{name}_untiled_tokens_per_second {untiled:.1f}")
+    flops = 9 * 2 * HIDDEN * INTERMEDIATE * untiled
     print(f"torch_{name}_untiled_gflops {flops / 1e9:.1f}", flush=True)
 
 
@@ -126,7 +144,7 @@ def measure_memory(name: str, tokens: int) -> None:
         make_model(Path(scratch), DTYPES[name])
         child = [sys.executable, __file__, "--tokens", str(tokens), "--dtype", name, "--model", scratch, "--child"]
         local = subprocess.run([*child, "local"], check=True, capture_output=True, text=True).stdout
-        with server(Path(scratch), name) as (process, target):
+        with server(Path(scratch), name) as (process, target, _):
             remote = subprocess.run([*child, target], check=True, capture_output=True, text=True).stdout
             print(f"torch_{name}_server_mib {peak_mib(process.pid):.0f}")
     print(f"torch_{name}_remote_trainer_mib {float(remote):.0f}")

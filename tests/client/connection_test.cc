@@ -66,8 +66,8 @@ TEST(ConnectionTest, UnixSocketsWorkLikeAnyOther) {
     MatrixData y(2000, 1024, DType::kF32);
     x.Fill(5);
     for (int i = 0; i < 3; ++i) {
-      const auto version = trainer.session->Forward(2, x.view(), y.view());
-      ASSERT_TRUE(version.ok()) << version.status();
+      const auto forwarded = trainer.session->Forward(2, x.view(), y.view());
+      ASSERT_TRUE(forwarded.ok()) << forwarded.status();
     }
     ExpectForward(x, y);
   }
@@ -95,10 +95,10 @@ TEST(ConnectionTest, ThreadsShareAClientAndASession) {
       MatrixData dx(rows, 6, DType::kBF16);
       x.Fill(thread);
       for (int i = 0; i < 20; ++i) {
-        const auto version = trainer.session->Forward(0, x.view(), y.view());
-        ASSERT_TRUE(version.ok()) << version.status();
+        const auto forwarded = trainer.session->Forward(0, x.view(), y.view());
+        ASSERT_TRUE(forwarded.ok()) << forwarded.status();
         ExpectForward(x, y);
-        ASSERT_TRUE(trainer.session->Backward(0, *version, x.view(), y.view(), dx.view()).ok());
+        ASSERT_TRUE(trainer.session->Backward(0, forwarded->weights_version, x.view(), y.view(), dx.view()).ok());
         ExpectBackward(x, y, dx);
       }
     });

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -38,15 +39,15 @@ TEST_P(LayoutTest, ForwardAndBackwardMoveEveryRow) {
   MatrixData x(rows, kHidden, dtype, gap);
   MatrixData y(rows, kOutput, dtype, gap + 1);
   x.Fill(1);
-  const auto version = connected.session->Forward(0, x.view(), y.view());
-  ASSERT_TRUE(version.ok()) << version.status();
-  EXPECT_EQ(*version, 11);
+  const auto forwarded = connected.session->Forward(0, x.view(), y.view());
+  ASSERT_TRUE(forwarded.ok()) << forwarded.status();
+  EXPECT_EQ(forwarded->weights_version, 11);
   ExpectForward(x, y);
 
   MatrixData dy(rows, kOutput, dtype, gap);
   MatrixData dx(rows, kHidden, dtype, gap + 2);
   dy.Fill(2);
-  ASSERT_TRUE(connected.session->Backward(0, *version, x.view(), dy.view(), dx.view()).ok());
+  ASSERT_TRUE(connected.session->Backward(0, forwarded->weights_version, x.view(), dy.view(), dx.view()).ok());
   ExpectBackward(x, dy, dx);
   EXPECT_EQ(server.counted_rows(), rows);
   EXPECT_EQ(connected.session->pending_row_count(), rows);
@@ -67,8 +68,8 @@ TEST(ForwardBackwardTest, HeadersSayWhatTheCallIs) {
   MatrixData dx(5, kHidden, DType::kBF16);
   ASSERT_TRUE(connected.session->Forward(0, x.view(), y.view()).ok());
   ASSERT_TRUE(connected.session->Backward(0, 11, x.view(), y.view(), dx.view()).ok());
-  ASSERT_TRUE(connected.session->Backward(0, 12, x.view(), y.view(), {}, true).ok());
-  ASSERT_TRUE(connected.session->Backward(0, 13, x.view(), y.view(), dx.view(), false).ok());
+  ASSERT_TRUE(connected.session->Backward(0, 12, x.view(), y.view(), {}).ok());
+  ASSERT_TRUE(connected.session->Backward(0, 13, x.view(), y.view(), dx.view(), {.weight_gradient = false}).ok());
 
   std::vector<fake::SeenCall> calls;
   for (const fake::SeenCall& call : server.calls()) {
@@ -95,12 +96,88 @@ TEST(ForwardBackwardTest, HeadersSayWhatTheCallIs) {
   EXPECT_EQ(connected.session->pending_row_count(), 10);
 }
 
+TEST(ForwardBackwardTest, ATicketThatIsMissingIsAnsweredWithX) {
+  FakeServer server;
+  server.SetForwardAnswerHook([](v1::ForwardResponse& answer) {
+    if (answer.has_end()) answer.mutable_end()->set_ticket(77);
+  });
+  Connected connected(server.target());
+  MatrixData x(5, kHidden, DType::kF32), y(5, kOutput, DType::kF32);
+  MatrixData dy(5, kOutput, DType::kF32), dx(5, kHidden, DType::kF32);
+  const auto kept = connected.session->Forward(0, x.Fill(1).view(), y.view(), {.keep_input = ClientKeepInput::kIfRoom});
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  EXPECT_EQ(kept->ticket, 77);
+  EXPECT_EQ(kept->weights_version, 11);
+  EXPECT_EQ(server.calls().back().forward.keep_input(), v1::KEEP_INPUT_IF_ROOM);
+  server.SetHook([](const fake::Moment& moment) -> std::optional<grpc::Status> {
+    if (moment.method != "Backward" || moment.try_number > 0) return std::nullopt;
+    return fake::Refuse(absl::StatusCode::kFailedPrecondition, Reason::kTicketMissing, "gone");
+  });
+  const absl::Status status =
+      connected.session->Backward(0, 11, x.view(), dy.Fill(2).view(), dx.view(), {.ticket = kept->ticket});
+  ASSERT_TRUE(status.ok()) << status;
+  ExpectBackward(x, dy, dx);
+  std::vector<v1::BackwardHeader> headers;
+  for (const fake::SeenCall& call : server.calls()) {
+    if (call.method == "Backward" && !call.complete) headers.push_back(call.backward);
+  }
+  ASSERT_EQ(headers.size(), 2);
+  EXPECT_EQ(headers[0].ticket(), 77);
+  EXPECT_EQ(headers[1].ticket(), 0);
+  EXPECT_EQ(headers[0].call_id(), headers[1].call_id());
+  EXPECT_EQ(server.counted_rows(), 5);
+  EXPECT_EQ(connected.session->pending_row_count(), 5);
+}
+
+TEST(ForwardBackwardTest, AForwardThatNoBackwardFollowsAsksForNothingToBeKept) {
+  FakeServer server;
+  Connected connected(server.target());
+  MatrixData x(5, kHidden, DType::kF32), y(5, kOutput, DType::kF32);
+  ASSERT_TRUE(connected.session->Forward(0, x.view(), y.view()).ok());
+  EXPECT_EQ(server.calls().back().forward.keep_input(), v1::KEEP_INPUT_NO);
+}
+
+TEST(ForwardBackwardTest, AReleasedTicketIsToldWithTheNextCallThatArrives) {
+  FakeServer server;
+  server.SetForwardAnswerHook([](v1::ForwardResponse& answer) {
+    if (answer.has_end()) answer.mutable_end()->set_ticket(77);
+  });
+  Connected connected(server.target());
+  MatrixData x(5, kHidden, DType::kF32), y(5, kOutput, DType::kF32);
+  MatrixData dy(5, kOutput, DType::kF32), dx(5, kHidden, DType::kF32);
+  const auto pinned = connected.session->Forward(0, x.view(), y.view(), {.keep_input = ClientKeepInput::kPinned});
+  ASSERT_TRUE(pinned.ok()) << pinned.status();
+  EXPECT_EQ(server.calls().back().forward.keep_input(), v1::KEEP_INPUT_PINNED);
+  connected.session->Release(77);
+  connected.session->Release(78);
+  // The caller has no x any more: a ticket that is missing is its to answer for, and this call tells nobody anything.
+  server.SetHook([](const fake::Moment& moment) -> std::optional<grpc::Status> {
+    if (moment.method != "Backward" || moment.try_number > 0) return std::nullopt;
+    return fake::Refuse(absl::StatusCode::kFailedPrecondition, Reason::kTicketMissing, "gone");
+  });
+  const MatrixView dropped(nullptr, 5, 0, DType::kF32);
+  const absl::Status missing = connected.session->Backward(0, 11, dropped, dy.view(), dx.view(), {.ticket = 77});
+  EXPECT_EQ(ReasonOf(missing), Reason::kTicketMissing);
+  EXPECT_EQ(connected.session->pending_row_count(), 0);
+  ASSERT_TRUE(connected.session->Forward(0, x.view(), y.view()).ok());
+  ASSERT_TRUE(connected.session->Forward(0, x.view(), y.view()).ok());
+  std::vector<std::vector<int64_t>> told;
+  for (const fake::SeenCall& call : server.calls()) {
+    if (call.complete) continue;
+    const auto& tickets =
+        call.method == "Backward" ? call.backward.released_tickets() : call.forward.released_tickets();
+    told.emplace_back(tickets.begin(), tickets.end());
+  }
+  EXPECT_THAT(told, ::testing::ElementsAre(::testing::IsEmpty(), ::testing::ElementsAre(77, 78),
+                                           ::testing::ElementsAre(77, 78), ::testing::IsEmpty()));
+}
+
 TEST(ForwardBackwardTest, BackwardOfNothingCostsNoCall) {
   FakeServer server;
   Connected connected(server.target());
   MatrixData x(5, kHidden, DType::kF32);
   MatrixData dy(5, kOutput, DType::kF32);
-  EXPECT_TRUE(connected.session->Backward(0, 11, x.view(), dy.view(), {}, false).ok());
+  EXPECT_TRUE(connected.session->Backward(0, 11, x.view(), dy.view(), {}, {.weight_gradient = false}).ok());
   EXPECT_EQ(server.Count("Backward"), 0);
 }
 

@@ -34,7 +34,7 @@ class SessionTest : public testing::Test {
     MatrixData x(rows, info.hidden_size, DType::kF32);
     MatrixData dy(rows, info.output_size, DType::kF32);
     MatrixData dx(rows, info.hidden_size, DType::kF32);
-    return session_->Backward(layer, 11, x.view(), dy.view(), dx.view(), weight_gradient);
+    return session_->Backward(layer, 11, x.view(), dy.view(), dx.view(), {.weight_gradient = weight_gradient});
   }
 
   std::unique_ptr<FakeServer> server_;

@@ -76,8 +76,9 @@ void HandHost::SubmitTile(int64_t session_id, std::unique_ptr<TileJob> job) {
   queue_.push_back(std::move(job));
 }
 
-void HandHost::CallFinished(int64_t session_id) {
-  EXPECT_EQ(session_id, kSession);
+void HandHost::CallFinished(const CallSpec& spec, bool answered) {
+  EXPECT_EQ(spec.header.session_id, kSession);
+  answered_calls += answered ? 1 : 0;
   ++finished_calls;
 }
 

@@ -29,7 +29,7 @@ class HandHost final : public CallHost {
   absl::Status FinishTile(const Event& done) override;
   void SubmitTile(int64_t session_id, std::unique_ptr<TileJob> job) override;
   int64_t weights_version() const override { return version; }
-  void CallFinished(int64_t session_id) override;
+  void CallFinished(const CallSpec& spec, bool answered) override;
 
   // Starts, or finishes, the next tile; false where there is none.
   bool Start();
@@ -44,6 +44,7 @@ class HandHost final : public CallHost {
   std::vector<Tile> tiles;  // that were admitted
   int awaited = 0;          // events that FinishTile was given
   int finished_calls = 0;
+  int answered_calls = 0;  // of them
   size_t submitted() const { return queue_.size(); }
 
  private:

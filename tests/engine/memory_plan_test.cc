@@ -87,6 +87,20 @@ TEST(MemoryPlanTest, ATileTakesItsRowsAndItsWorkspace) {
   EXPECT_EQ(plan.ledger_bytes, Ledger::kMaxBytes);
 }
 
+TEST(MemoryPlanTest, TheStashIsDeviceMemoryOnTopOfTheRest) {
+  const ModelSpec model = Model(DType::kF32, {kGated});
+  const MemoryPlan without = Plan(model), with = Plan(model, {.stash_bytes = 12345});
+  EXPECT_EQ(without.stash_bytes, 0);
+  EXPECT_EQ(with.stash_bytes, 12345);
+  EXPECT_EQ(with.device_bytes(), without.device_bytes() + 12345);
+  EXPECT_EQ(with.total_bytes(), without.total_bytes() + 12345);
+  EXPECT_THAT(with.ToString(), HasSubstr("stash"));
+  for (const int64_t bytes : {int64_t{-1}, kMaxStashBytes + 1}) {
+    EXPECT_TRUE(Fails(PlanMemory(model, {.stash_bytes = bytes}, Cpu()), absl::StatusCode::kInvalidArgument,
+                      Reason::kInvalidArgument, {"stash_bytes"}));
+  }
+}
+
 TEST(MemoryPlanTest, ADeviceWithMemoryOfItsOwnWorksOnTwoTilesAtOnce) {
   const ModelSpec model = Model(DType::kF32, {kGated});
   EXPECT_EQ(Plan(model, {}, Gpu()).workspace_bytes, 2 * Plan(model).workspace_bytes);

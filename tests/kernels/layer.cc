@@ -75,6 +75,29 @@ Dense Layer::Backward(const Dense& x, const Dense& dy, int64_t tile_rows, Output
   return dx.Read();
 }
 
+Layer::Passes Layer::ForwardAndBackward(const Dense& x, const Dense& dy, int64_t tile_rows) {
+  const MlpTensors gradients = gradients_.views();
+  const MlpWorkspace workspace = Workspace(x.rows, tile_rows);
+  const DeviceMatrix input(backend_, x, config_.dtype), output_gradient(backend_, dy, config_.dtype);
+  const DeviceMatrix output(backend_, x.rows, config_.output_size, config_.dtype);
+  const DeviceMatrix input_gradient(backend_, x.rows, config_.hidden_size, config_.dtype);
+  const DeviceMatrix gate_up(backend_, x.rows, config_.gate_up_size(), config_.dtype);
+  for (int64_t row = 0; row < x.rows; row += tile_rows) {
+    const int64_t rows = std::min(tile_rows, x.rows - row);
+    const absl::Status status = MlpForwardTile(backend_, config_, weights(), workspace, input.view().Rows(row, rows),
+                                               output.view().Rows(row, rows), gate_up.view().Rows(row, rows));
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  for (int64_t row = 0; row < x.rows; row += tile_rows) {
+    const int64_t rows = std::min(tile_rows, x.rows - row);
+    const absl::Status status = MlpBackwardTile(
+        backend_, config_, weights(), workspace, input.view().Rows(row, rows), output_gradient.view().Rows(row, rows),
+        input_gradient.view().Rows(row, rows), &gradients, gate_up.view().Rows(row, rows));
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  return {output.Read(), input_gradient.Read()};
+}
+
 absl::Status Layer::Forward(ConstMatrixView x, MatrixView y) {
   return MlpForward(backend_, config_, weights(), Workspace(x.rows, x.rows), x.rows, x, y);
 }

@@ -31,6 +31,13 @@ class Layer {
   Dense Backward(const Dense& x, const Dense& dy, int64_t tile_rows, Outputs outputs);
   Dense Backward(const Dense& x, const Dense& dy, int64_t tile_rows) { return Backward(x, dy, tile_rows, Outputs()); }
 
+  // The same, where each tile's forward leaves its [G | U] to its backward.
+  struct Passes {
+    Dense y;
+    Dense dx;
+  };
+  Passes ForwardAndBackward(const Dense& x, const Dense& dy, int64_t tile_rows);
+
   // Where the matrices are, in one tile.
   absl::Status Forward(ConstMatrixView x, MatrixView y);
   absl::Status Backward(ConstMatrixView x, ConstMatrixView dy, MatrixView dx);

@@ -198,6 +198,30 @@ TEST_P(MlpTest, TheSameTilesGiveTheSameBits) {
   }
 }
 
+TEST_P(MlpTest, GateAndUpThatWereKeptGiveTheBitsOfThoseThatAreRecomputed) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
+    if (!backend().Computes(dtype)) continue;
+    for (const MlpConfig& config : Configs(dtype)) {
+      for (const int64_t tokens : {1, 125, 257}) {
+        SCOPED_TRACE(absl::StrCat("T ", tokens, ", H ", config.hidden_size, ", ", Name(dtype)));
+        Problem p(backend(), config, tokens);
+        const Dense y = p.layer.Forward(p.x, 64);
+        const Dense dx = p.layer.Backward(p.x, p.dy, 64);
+        const NaiveGradients recomputed = p.layer.Gradients(dx);
+        Layer keeping(backend(), config, p.mlp);
+        const Layer::Passes kept = keeping.ForwardAndBackward(p.x, p.dy, 64);
+        EXPECT_EQ(kept.y, y);
+        EXPECT_EQ(kept.dx, dx);
+        EXPECT_EQ(RelativeDifference(keeping.Gradients(kept.dx), recomputed), 0);
+        if (dtype == DType::kF64) {
+          EXPECT_LE(RelativeDifference(keeping.Gradients(kept.dx), NaiveBackward(p.mlp, p.x, p.dy)),
+                    ErrorBoundsOf(dtype).y);
+        }
+      }
+    }
+  }
+}
+
 TEST_P(MlpTest, WhatDoesNotFitIsRefused) {
   const MlpConfig config = OddConfig(DType::kF32);
   const NaiveMlp mlp = RandomMlp(backend(), config, 1);
@@ -222,6 +246,8 @@ TEST_P(MlpTest, WhatDoesNotFitIsRefused) {
                            DeviceMatrix(backend(), 5, 7, DType::kF32).view())
                 .code(),
             absl::StatusCode::kInvalidArgument);  // the workspace is for 4
+  EXPECT_EQ(MlpForwardTile(backend(), config, weights, workspace, x.view(), y.view(), y.view()).code(),
+            absl::StatusCode::kInvalidArgument);  // no place for [G | U]
   EXPECT_EQ(MlpBackward(backend(), config, weights, workspace, 4, x.view(), x.view(), MatrixView(), nullptr).code(),
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(MlpBackward(backend(), config, weights, workspace, 4, x.view(), y.view(), y.view(), nullptr).code(),

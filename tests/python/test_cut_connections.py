@@ -28,9 +28,10 @@ def train_one_step(folder, target) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.timeout(600)
-def test_connection_cut_at_every_message_of_a_step(folder, serve):
+@pytest.mark.parametrize("stash", ["0", "64MiB"])  # where a ticket may be used up, and its answer lost
+def test_connection_cut_at_every_message_of_a_step(folder, serve, stash):
     # Tiles of a few rows, so that each call is several tiles, results and marks in the ledger.
-    server = serve(folder("llama"), "--workspace-bytes=16KiB")
+    server = serve(folder("llama"), "--workspace-bytes=16KiB", f"--stash-bytes={stash}")
     with shardmlp.offload(load_model(folder("llama")), server.target, timeouts=FAST_RETRY) as remote:
         remote.save_checkpoint("start")
         path = server.target.removeprefix("unix:")

@@ -24,6 +24,8 @@ FAMILIES = {
     "shardmlp_payload_bytes_total": "counter",
     "shardmlp_gemm_flops_total": "counter",
     "shardmlp_repeated_rows_total": "counter",
+    "shardmlp_stash_bytes": "gauge",
+    "shardmlp_stash_tickets_total": "counter",
     "shardmlp_queued_tiles": "gauge",
     "shardmlp_open_calls": "gauge",
     "shardmlp_sessions": "gauge",
@@ -33,6 +35,10 @@ FAMILIES = {
     "shardmlp_steps_total": "counter",
     "shardmlp_step_phase_seconds": "histogram",
     "shardmlp_non_finite_steps_total": "counter",
+    "shardmlp_replica_generation": "gauge",
+    "shardmlp_replica_members": "gauge",
+    "shardmlp_replica_generations_lost_total": "counter",
+    "shardmlp_synced_bytes_total": "counter",
     "shardmlp_failures_total": "counter",
     "grpc_server_started_total": "counter",
     "grpc_server_handled_total": "counter",
@@ -52,6 +58,7 @@ MOVING = {
     "shardmlp_payload_bytes_total": 2,
     "shardmlp_gemm_flops_total": 2,
     "shardmlp_repeated_rows_total": 1,
+    'shardmlp_stash_tickets_total{event!="missed"}': 2,
     "shardmlp_open_calls": 1,
     'shardmlp_sessions{role="train"}': 1,
     "shardmlp_step": 1,
@@ -59,6 +66,8 @@ MOVING = {
     "shardmlp_steps_total": 3,
     "shardmlp_step_phase_seconds_count": 3,
     "shardmlp_non_finite_steps_total": 1,
+    "shardmlp_replica_members": 1,
+    "shardmlp_synced_bytes_total": 1,
     f"grpc_server_started_total{{{USED}}}": 9,
     f'grpc_server_handled_total{{{USED},grpc_code="OK"}}': 9,
     f"grpc_server_handling_seconds_count{{{USED}}}": 9,
@@ -162,7 +171,7 @@ def load(model, remote, optimizer) -> None:
 
 @pytest.mark.timeout(180)
 def test_prometheus_sees_every_series_move(folder, serve, offload, prometheus):
-    server = serve(folder("llama"), "--metrics-address=127.0.0.1:0", "--workspace-bytes=16KiB")
+    server = serve(folder("llama"), "--metrics-address=127.0.0.1:0", "--workspace-bytes=16KiB", "--stash-bytes=8KiB")
     server.await_serving()
     monitor = prometheus(server.metrics_address)
     until(lambda: monitor.values("up") == {(): 1})
@@ -201,7 +210,7 @@ def test_prometheus_sees_every_series_move(folder, serve, offload, prometheus):
     for series, count in MOVING.items():
         monitor.await_all(f"max_over_time({series}[5m]) - min_over_time({series}[5m])", count)
     monitor.await_all('shardmlp_failures_total{reason="UNKNOWN_CHECKPOINT"}', 1)
-    monitor.await_all('shardmlp_planned_memory_bytes{use!="master_weights"}', 6)
+    monitor.await_all('shardmlp_planned_memory_bytes{use!="master_weights"}', 7)
     monitor.await_all("process_resident_memory_bytes < process_virtual_memory_bytes", 1)
     monitor.await_all("process_open_fds", 1)
     assert monitor.values("shardmlp_queued_tiles").keys() == {()}

@@ -47,20 +47,42 @@ TEST(MetricsTest, CountsAndGaugesGoWhereTheyBelong) {
   metrics.SetStep(12, 1);
   metrics.CountStep(StepOutcome::kDiscarded);
   metrics.CountRepeatedRows(6);
+  metrics.SetReplicas(8, 3);
+  metrics.CountLostGeneration();
+  metrics.AddSyncedBytes(640);
   metrics.CountNonFinite();
+  metrics.SetStashBytes(88);
+  metrics.SetPlannedBytes(MemoryUse::kStash, 99);
+  metrics.CountTicket(TicketEvent::kHit);
   metrics.CountFailure("STALLED");
   metrics.ObserveStage(Pass::kForward, Stage::kCompute, absl::Milliseconds(30));
   metrics.ObserveStepPhase(StepPhase::kApply, absl::Seconds(2));
-  for (const char* line :
-       {"shardmlp_rows_total{pass=\"backward\"} 100", "shardmlp_payload_bytes_total{direction=\"received\"} 1000",
-        "shardmlp_payload_bytes_total{direction=\"sent\"} 500", "shardmlp_gemm_flops_total{kind=\"useful\"} 9",
-        "shardmlp_queued_tiles 3", "shardmlp_open_calls 4", "shardmlp_sessions{role=\"train\"} 2",
-        "shardmlp_sessions{role=\"read\"} 5", "shardmlp_planned_memory_bytes{use=\"staging\"} 77", "shardmlp_step 12",
-        "shardmlp_attempt 1", "shardmlp_steps_total{outcome=\"discarded\"} 1", "shardmlp_repeated_rows_total 6",
-        "shardmlp_non_finite_steps_total 1", "shardmlp_failures_total{reason=\"STALLED\"} 1",
-        "shardmlp_stage_seconds_bucket{pass=\"forward\",stage=\"compute\",le=\"0.025\"} 0",
-        "shardmlp_stage_seconds_bucket{pass=\"forward\",stage=\"compute\",le=\"0.05\"} 1",
-        "shardmlp_step_phase_seconds_sum{phase=\"apply\"} 2"}) {
+  for (const char* line : {"shardmlp_stash_bytes 88",
+                           "shardmlp_planned_memory_bytes{use=\"stash\"} 99",
+                           "shardmlp_stash_tickets_total{event=\"hit\"} 1",
+                           "shardmlp_stash_tickets_total{event=\"missed\"} 0",
+                           "shardmlp_rows_total{pass=\"backward\"} 100",
+                           "shardmlp_payload_bytes_total{direction=\"received\"} 1000",
+                           "shardmlp_payload_bytes_total{direction=\"sent\"} 500",
+                           "shardmlp_gemm_flops_total{kind=\"useful\"} 9",
+                           "shardmlp_queued_tiles 3",
+                           "shardmlp_open_calls 4",
+                           "shardmlp_sessions{role=\"train\"} 2",
+                           "shardmlp_sessions{role=\"read\"} 5",
+                           "shardmlp_planned_memory_bytes{use=\"staging\"} 77",
+                           "shardmlp_step 12",
+                           "shardmlp_attempt 1",
+                           "shardmlp_steps_total{outcome=\"discarded\"} 1",
+                           "shardmlp_repeated_rows_total 6",
+                           "shardmlp_replica_generation 8",
+                           "shardmlp_replica_members 0",
+                           "shardmlp_replica_generations_lost_total 1",
+                           "shardmlp_synced_bytes_total 640",
+                           "shardmlp_non_finite_steps_total 1",
+                           "shardmlp_failures_total{reason=\"STALLED\"} 1",
+                           "shardmlp_stage_seconds_bucket{pass=\"forward\",stage=\"compute\",le=\"0.025\"} 0",
+                           "shardmlp_stage_seconds_bucket{pass=\"forward\",stage=\"compute\",le=\"0.05\"} 1",
+                           "shardmlp_step_phase_seconds_sum{phase=\"apply\"} 2"}) {
     EXPECT_TRUE(HasLine(metrics, line)) << line;
   }
 }

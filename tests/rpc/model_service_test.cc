@@ -48,6 +48,7 @@ class ModelServiceTest : public ServiceTest<v1::Model> {
   void ExpectGetModel() {
     EXPECT_CALL(engine_, frozen()).WillOnce(Return(true));
     EXPECT_CALL(engine_, limits()).WillOnce(Return(EngineLimits{.tile_row_count = 512, .max_call_count = 8}));
+    EXPECT_CALL(engine_, replica()).WillOnce(Return(ReplicaPlace{1, 3, 2, 9}));
     EXPECT_CALL(engine_, memory_plan()).WillOnce([] {
       MemoryPlan plan;
       plan.weights_bytes = 1;
@@ -57,6 +58,7 @@ class ModelServiceTest : public ServiceTest<v1::Model> {
       plan.workspace_bytes = 5;
       plan.staging_bytes = 6;
       plan.ledger_bytes = 7;
+      plan.stash_bytes = 8;
       return plan;
     });
     EXPECT_CALL(engine_, position()).WillOnce(Return(StepPosition{.step = 3, .attempt = 1, .weights_version = 7}));
@@ -109,6 +111,10 @@ TEST_F(ModelServiceTest, GetModelDescribesModelLimitsAndTraining) {
   EXPECT_EQ(response.limits().preferred_shard_bytes(), 123456);
   EXPECT_EQ(response.limits().tile_row_count(), 512);
   EXPECT_EQ(response.limits().max_call_count(), 8);
+  EXPECT_EQ(response.replica().rank(), 1);
+  EXPECT_EQ(response.replica().replica_count(), 3);
+  EXPECT_EQ(response.replica().member_count(), 2);
+  EXPECT_EQ(response.replica().generation(), 9);
   EXPECT_EQ(response.position().step(), 3);
   ASSERT_EQ(response.trainers_size(), 1);
   EXPECT_EQ(response.trainers(0).run_id(), "run");
@@ -118,8 +124,8 @@ TEST_F(ModelServiceTest, GetModelDescribesModelLimitsAndTraining) {
   const v1::MemoryPlan& memory = response.memory();
   EXPECT_THAT((std::vector<int64_t>{memory.weights_bytes(), memory.gradients_bytes(), memory.master_weights_bytes(),
                                     memory.optimizer_bytes(), memory.workspace_bytes(), memory.staging_bytes(),
-                                    memory.ledger_bytes()}),
-              ElementsAre(1, 2, 3, 4, 5, 6, 7));
+                                    memory.ledger_bytes(), memory.stash_bytes()}),
+              ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
 }
 
 TEST_F(ModelServiceTest, ChecksumsComeWhereAskedFor) {

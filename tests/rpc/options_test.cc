@@ -45,6 +45,7 @@ TEST(OptionsTest, EveryFlagReachesItsOption) {
                               "--checkpoint-dir=c",
                               "--restore=latest",
                               "--workspace-bytes=256MiB",
+                              "--stash-bytes=2GiB",
                               "--memory-bytes=16GiB",
                               "--max-calls=3",
                               "--max-sessions=4",
@@ -64,6 +65,7 @@ TEST(OptionsTest, EveryFlagReachesItsOption) {
   EXPECT_EQ(options->checkpoint_dir, "c");
   EXPECT_EQ(options->restore, "latest");
   EXPECT_EQ(options->engine.workspace_bytes, 256LL << 20);
+  EXPECT_EQ(options->engine.stash_bytes, 2LL << 30);
   EXPECT_EQ(options->backend.memory_bytes, 16LL << 30);
   EXPECT_EQ(options->engine.max_call_count, 3);
   EXPECT_EQ(options->engine.max_session_count, 4);
@@ -74,6 +76,44 @@ TEST(OptionsTest, EveryFlagReachesItsOption) {
   EXPECT_EQ(options->drain_timeout, absl::Seconds(9));
   EXPECT_EQ(options->log.level, LogLevel::kWarning);
   EXPECT_EQ(options->log.format, LogFormat::kJson);
+}
+
+TEST(OptionsTest, ReplicasHaveARankACoordinatorAndTimes) {
+  const auto options = Parse({"--model=m", "--replicas=3", "--rank=2", "--coordinator=host:7", "--on-loss=continue",
+                              "--sync-host=10.0.0.2", "--replica-start-timeout=1m", "--replica-timeout=3s",
+                              "--replica-heartbeat=200ms", "--sum-timeout=20s"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->replicas.size, 3);
+  EXPECT_EQ(options->replicas.rank, 2);
+  EXPECT_EQ(options->replicas.coordinator, "host:7");
+  EXPECT_EQ(options->replicas.on_loss, OnLoss::kContinue);
+  EXPECT_EQ(options->replicas.sync_host, "10.0.0.2");
+  EXPECT_EQ(options->replicas.start_timeout, absl::Minutes(1));
+  EXPECT_EQ(options->replicas.loss_timeout, absl::Seconds(3));
+  EXPECT_EQ(options->replicas.heartbeat, absl::Milliseconds(200));
+  EXPECT_EQ(options->replicas.sum_timeout, absl::Seconds(20));
+  EXPECT_EQ(Parse({"--model=m"})->replicas.size, 1);
+  EXPECT_EQ(Parse({"--model=m"})->replicas.rank, 0);
+}
+
+TEST(OptionsTest, ReplicasThatDoNotFitEachOtherAreRefusedByName) {
+  const auto refusal = [](std::vector<const char*> flags) {
+    flags.insert(flags.begin(), {"--model=m", "--replicas=2"});
+    return Refusal(flags);
+  };
+  EXPECT_THAT(refusal({"--rank=2", "--coordinator=h:1"}), HasSubstr("--rank=2 is none of --replicas=2"));
+  EXPECT_THAT(refusal({"--rank=0"}), HasSubstr("--replicas=2 needs --coordinator"));
+  EXPECT_THAT(refusal({"--rank=0", "--coordinator=h"}), HasSubstr("coordinator"));
+  EXPECT_THAT(refusal({"--rank=0", "--coordinator=h:1", "--frozen"}), HasSubstr("--replicas=2 and --frozen"));
+  EXPECT_THAT(refusal({"--rank=0", "--coordinator=h:1", "--replica-timeout=1s", "--replica-heartbeat=600ms"}),
+              HasSubstr("--replica-timeout=1s is below two of --replica-heartbeat=600ms"));
+  EXPECT_THAT(refusal({"--rank=0", "--coordinator=h:1", "--lease=10s", "--seal-timeout=20s", "--replica-timeout=20s"}),
+              HasSubstr("--seal-timeout=20s is not above --replica-timeout=20s"));
+  EXPECT_THAT(refusal({"--rank=-1"}), HasSubstr("--rank"));
+  EXPECT_THAT(Refusal({"--model=m", "--coordinator=h:1"}), HasSubstr("need --replicas above 1"));
+  EXPECT_THAT(Refusal({"--model=m", "--rank=1"}), HasSubstr("need --replicas above 1"));
+  EXPECT_THAT(Refusal({"--model=m", "--replicas=0"}), HasSubstr("--replicas: Value 0 not in range 1 to 1024"));
+  EXPECT_THAT(Refusal({"--model=m", "--on-loss=hope"}), HasSubstr("--on-loss: hope not in {continue,wait}"));
 }
 
 TEST(OptionsTest, ABadValueIsRefusedWithWhatWasExpected) {

@@ -34,9 +34,9 @@ int main(int argc, char** argv) {
   const MatrixView y(y_values.data(), tokens, layer.output_size, DType::kF32);
   const MatrixView dx(dx_values.data(), tokens, layer.hidden_size, DType::kF32);
 
-  const auto version = (*session)->Forward(layer.layer, x, y);
-  if (!version.ok()) return Fail(version.status());
-  const absl::Status backward = (*session)->Backward(layer.layer, *version, x, dy, dx);
+  const auto forwarded = (*session)->Forward(layer.layer, x, y);
+  if (!forwarded.ok()) return Fail(forwarded.status());
+  const absl::Status backward = (*session)->Backward(layer.layer, forwarded->weights_version, x, dy, dx);
   if (!backward.ok()) return Fail(backward);
   const auto sealed = (*session)->SealStep();
   if (!sealed.ok()) return Fail(sealed.status());

@@ -6,14 +6,18 @@
 #include <xxhash.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "client/cpp/client.h"
 #include "client/python/native/fork_safe.h"
 #include "client/python/native/status.h"
+#include "kernels/status.h"
 
 namespace shardmlp::python {
 namespace {
@@ -61,7 +65,13 @@ void DefineModel(py::module_& module) {
       .def_readonly("optimizer_bytes", &ClientMemoryPlan::optimizer_bytes)
       .def_readonly("workspace_bytes", &ClientMemoryPlan::workspace_bytes)
       .def_readonly("staging_bytes", &ClientMemoryPlan::staging_bytes)
-      .def_readonly("ledger_bytes", &ClientMemoryPlan::ledger_bytes);
+      .def_readonly("ledger_bytes", &ClientMemoryPlan::ledger_bytes)
+      .def_readonly("stash_bytes", &ClientMemoryPlan::stash_bytes);
+  py::class_<ClientReplica>(module, "Replica")
+      .def_readonly("rank", &ClientReplica::rank)
+      .def_readonly("replica_count", &ClientReplica::replica_count)
+      .def_readonly("member_count", &ClientReplica::member_count)
+      .def_readonly("generation", &ClientReplica::generation);
   py::class_<ServedModel>(module, "ServedModel")
       .def_readonly("model_type", &ServedModel::model_type)
       .def_readonly("compute_dtype", &ServedModel::compute_dtype)
@@ -69,7 +79,8 @@ void DefineModel(py::module_& module) {
       .def_readonly("layers", &ServedModel::layers)
       .def_readonly("tensors", &ServedModel::tensors)
       .def_readonly("position", &ServedModel::position)
-      .def_readonly("memory", &ServedModel::memory);
+      .def_readonly("memory", &ServedModel::memory)
+      .def_readonly("replica", &ServedModel::replica);
   py::class_<ClientCheckpoint>(module, "Checkpoint")
       .def_readonly("name", &ClientCheckpoint::name)
       .def_readonly("step", &ClientCheckpoint::step)
@@ -101,24 +112,51 @@ void DefineStep(py::module_& module) {
       .def_readonly("non_finite_origin", &SealedStep::non_finite_origin);
 }
 
+// `callback` (a row's index -> None), or nothing for None. What it raises is left to the thread's WithoutGil. Refers to
+// `callback`, which must outlive it.
+std::function<absl::Status(int64_t)> Hook(const py::object& callback) {
+  if (callback.is_none()) return {};
+  return [&callback](int64_t row_end) -> absl::Status {
+    const py::gil_scoped_acquire acquire;
+    try {
+      callback(row_end);
+    } catch (py::error_already_set& error) {
+      error.restore();
+      return Error(absl::StatusCode::kCancelled, Reason::kCancelled, "a copy of rows failed");
+    }
+    return absl::OkStatus();
+  };
+}
+
 void DefineSession(py::module_& module) {
+  py::enum_<ClientKeepInput>(module, "KeepInput")
+      .value("if_room", ClientKeepInput::kIfRoom)
+      .value("pinned", ClientKeepInput::kPinned);
   py::class_<Session, ForkSafePtr<Session>>(module, "Session")
       .def_property_readonly("position", &Session::position)
       .def_property_readonly("pending_row_count", &Session::pending_row_count)
       .def(
           "forward",
-          [](Session& session, int layer, const MatrixView& x, const MatrixView& y) {
-            return WithoutGil([&] { return session.Forward(layer, x, y); });
+          [](Session& session, int layer, const MatrixView& x, const MatrixView& y,
+             std::optional<ClientKeepInput> keep_input, const py::object& await_inputs,
+             const py::object& output_arrived) {
+            const ForwardOptions options{keep_input, {Hook(await_inputs), Hook(output_arrived)}};
+            const Forwarded forwarded = WithoutGil([&] { return session.Forward(layer, x, y, options); });
+            return std::pair(forwarded.weights_version, forwarded.ticket);
           },
-          py::arg("layer"), py::arg("x"), py::arg("y"))
+          py::arg("layer"), py::arg("x"), py::arg("y"), py::arg("keep_input"), py::arg("await_inputs"),
+          py::arg("output_arrived"))
       .def(
           "backward",
           [](Session& session, int layer, int64_t weights_version, const MatrixView& x, const MatrixView& dy,
-             const MatrixView& dx, bool weight_gradient) {
-            WithoutGil([&] { return session.Backward(layer, weights_version, x, dy, dx, weight_gradient); });
+             const MatrixView& dx, bool weight_gradient, int64_t ticket, const py::object& await_inputs,
+             const py::object& output_arrived) {
+            const BackwardOptions options{weight_gradient, ticket, {Hook(await_inputs), Hook(output_arrived)}};
+            WithoutGil([&] { return session.Backward(layer, weights_version, x, dy, dx, options); });
           },
           py::arg("layer"), py::arg("weights_version"), py::arg("x"), py::arg("dy"), py::arg("dx"),
-          py::arg("weight_gradient"))
+          py::arg("weight_gradient"), py::arg("ticket"), py::arg("await_inputs"), py::arg("output_arrived"))
+      .def("release", &Session::Release, py::arg("ticket"))
       .def("seal_step", [](Session& session) { return WithoutGil([&] { return session.SealStep(); }); })
       .def(
           "commit_step",

@@ -1,4 +1,5 @@
 import enum
+from collections.abc import Callable
 
 class DType(enum.Enum):
     f32 = ...
@@ -39,6 +40,13 @@ class MemoryPlan:
     workspace_bytes: int
     staging_bytes: int
     ledger_bytes: int
+    stash_bytes: int
+
+class Replica:
+    rank: int
+    replica_count: int
+    member_count: int
+    generation: int
 
 class ServedModel:
     model_type: str
@@ -48,6 +56,7 @@ class ServedModel:
     tensors: list[Tensor]
     position: Position
     memory: MemoryPlan
+    replica: Replica
 
 class Checkpoint:
     name: str
@@ -74,13 +83,35 @@ class SealedStep:
     finite: bool
     non_finite_origin: str
 
+class KeepInput(enum.Enum):
+    if_room = ...
+    pinned = ...
+
 class Session:
     position: Position
     pending_row_count: int
-    def forward(self, layer: int, x: Matrix, y: Matrix) -> int: ...
+    def forward(
+        self,
+        layer: int,
+        x: Matrix,
+        y: Matrix,
+        keep_input: KeepInput | None,
+        await_inputs: Callable[[int], None] | None,
+        output_arrived: Callable[[int], None] | None,
+    ) -> tuple[int, int]: ...
     def backward(
-        self, layer: int, weights_version: int, x: Matrix, dy: Matrix, dx: Matrix, weight_gradient: bool
+        self,
+        layer: int,
+        weights_version: int,
+        x: Matrix,
+        dy: Matrix,
+        dx: Matrix,
+        weight_gradient: bool,
+        ticket: int,
+        await_inputs: Callable[[int], None] | None,
+        output_arrived: Callable[[int], None] | None,
     ) -> None: ...
+    def release(self, ticket: int) -> None: ...
     def seal_step(self) -> SealedStep: ...
     def commit_step(self, groups: list[ParameterGroup], gradient_scale: float, fresh_optimizer: bool) -> Position: ...
     def discard_step(self, reason: str) -> Position: ...

@@ -11,6 +11,7 @@ import torch
 
 from . import _native
 from .errors import Error
+from .staging import Incoming, Outgoing
 
 _DTYPES = {
     torch.float32: _native.DType.f32,
@@ -120,25 +121,34 @@ class Connection:
         if self._finalizer is not None:
             self._finalizer()
 
-    def forward(self, layer: int, x: torch.Tensor, output_size: int) -> tuple[torch.Tensor, int]:
-        """y [T, O] and the weights version it was computed with, from x [T, H], in x's dtype and on its device."""
+    def forward(
+        self, layer: int, x: torch.Tensor, output_size: int, keep_input: _native.KeepInput | None = None
+    ) -> tuple[torch.Tensor, int, int]:
+        """y [T, O] from x [T, H], in x's dtype and on its device; the weights version it was computed with; and the
+        ticket of x in the server's stash, 0 where it is not kept."""
         session = self.session
-        x = _host_rows(x)
-        y = torch.empty(x.shape[0], output_size, dtype=x.dtype, device="cpu")
-        version = session.forward(layer, _matrix(x), _matrix(y))
-        return y, version
+        sent, y = Outgoing(x), Incoming(x.shape[0], output_size, x.dtype, x.device)
+        if self.model.memory.stash_bytes == 0:
+            keep_input = None
+        forwarded = session.forward(
+            layer, _matrix(sent.host[0]), _matrix(y.host), keep_input, sent.await_rows, y.arrived
+        )
+        return y.rows(), *forwarded
 
     def backward(
         self,
         layer: int,
         weights_version: int,
-        x: torch.Tensor,
+        ticket: int,
+        x: torch.Tensor | None,
         dy: torch.Tensor,
+        hidden_size: int,
         *,
         input_gradient: bool,
         weight_gradient: bool,
     ) -> torch.Tensor | None:
-        """dx [T, H], or None where it is not asked for, from x [T, H] and dy [T, O] of one dtype."""
+        """dx [T, H], or None where it is not asked for, from x [T, H] and dy [T, O] of one dtype and device. x travels
+        only where the server's stash has nothing under ``ticket``; None: it is nowhere else."""
         session = self.session
         if weight_gradient and not self.run.train:
             raise Error(
@@ -147,11 +157,20 @@ class Connection:
                 "FAILED_PRECONDITION",
                 "FROZEN",
             )
-        x, dy = _host_rows(x), _host_rows(dy)
-        dx = torch.empty(x.shape, dtype=x.dtype, device="cpu") if input_gradient else None
-        to = _native.Matrix() if dx is None else _matrix(dx)
-        session.backward(layer, weights_version, _matrix(x), _matrix(dy), to, weight_gradient)
-        return dx
+        sent = Outgoing(dy) if x is None else Outgoing(dy, x)
+        from_dy = _matrix(sent.host[0])
+        from_x = _matrix(dy[:, :0], data=0) if x is None else _matrix(sent.host[1])
+        dx = Incoming(dy.shape[0], hidden_size if input_gradient else 0, dy.dtype, dy.device)
+        to = _matrix(dx.host) if input_gradient else _native.Matrix()
+        session.backward(
+            layer, weights_version, from_x, from_dy, to, weight_gradient, ticket, sent.await_rows, dx.arrived
+        )
+        return dx.rows() if input_gradient else None
+
+    def release(self, ticket: int) -> None:
+        """No backward will name ``ticket`` any more. Never blocks or raises, as suits a finalizer."""
+        if self._session is not None and os.getpid() == self._owner:
+            self._session.release(ticket)
 
     def read_tensor(self, tensor: _native.Tensor) -> tuple[torch.Tensor, int]:
         """The server's weights now, on the host, in the file's shape and the served dtype, and their version."""
@@ -197,13 +216,7 @@ def check_dtype(dtype: torch.dtype) -> None:
         raise TypeError(f"got a {dtype} tensor; a remote MLP takes float32, bfloat16, float16 or float64")
 
 
-def _host_rows(t: torch.Tensor) -> torch.Tensor:
-    """[T, C] on the host, each row dense; copied only where it is not so already."""
-    t = t.detach().cpu()
-    dense = t.stride(1) == 1 and (t.shape[0] <= 1 or t.stride(0) >= t.shape[1])
-    return t if dense else t.contiguous()
-
-
-def _matrix(t: torch.Tensor) -> _native.Matrix:
+def _matrix(t: torch.Tensor, data: int | None = None) -> _native.Matrix:
+    """``t``, or one of its shape at ``data``."""
     rows, cols = t.shape
-    return _native.Matrix(t.data_ptr(), rows, cols, max(t.stride(0), cols), _DTYPES[t.dtype])
+    return _native.Matrix(t.data_ptr() if data is None else data, rows, cols, max(t.stride(0), cols), _DTYPES[t.dtype])

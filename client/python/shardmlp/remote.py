@@ -17,7 +17,7 @@ from .errors import StepAborted
 from .matching import Match, check_outputs, check_weights, local_weights, match_layers
 from .optimizers import check_holds, check_optimizer, check_state
 from .remote_mlp import Placeholder, RemoteMLP, set_fetches
-from .servers import MemoryPlan, Servers
+from .servers import MemoryPlan, Servers, choose_replicas
 from .step import Step
 
 
@@ -39,6 +39,7 @@ def offload(
     trainer_rank: int = 0,
     resume: bool = False,
     average: bool = True,
+    keep_inputs: bool = True,
     connections: int = 1,
     timeouts: Timeouts = Timeouts(),
 ) -> Remote:
@@ -50,7 +51,9 @@ def offload(
 
     Args:
         model: A transformers model, wrapped or not, or one of the same module paths. It is changed in place.
-        target: "host:port" or "unix:/path"; several where each serves some layers (--layers). A step is one on all.
+        target: "host:port" or "unix:/path"; several where each serves some layers (--layers), and a step is one on all;
+            or where they are replicas of each other (--replicas), and this trainer has the one of its rank modulo their
+            number.
         run_id: Names the training run; the same on all of its trainers.
         trainer_count: Trainers in the run. A step waits for all of them.
         trainer_rank: This one, from 0.
@@ -58,6 +61,8 @@ def offload(
             and local parameters and optimizer state are the caller's to load of the same step. Otherwise the server's
             weights must be the model's, and the optimizer that is wrapped starts without state, there as here.
         average: Whether the trainers average their gradients, as DistributedDataParallel does, or add them.
+        keep_inputs: Whether the input of each MLP stays here until its backward. False: it is on the server alone
+            (--stash-bytes), which takes about H elements a token and layer of memory there rather than here.
         connections: TCP connections to the server.
         timeouts: Seconds to wait for what.
 
@@ -70,8 +75,15 @@ def offload(
     if wrapper is not None:
         raise ValueError("the model is wrapped in DistributedDataParallel already: offload it first, and wrap it then")
     targets = [target] if isinstance(target, str) else list(target)
-    servers = Servers([Connection(each, connections, timeouts) for each in targets])
+    connected = [Connection(each, connections, timeouts) for each in targets]
+    servers = Servers(choose_replicas(connected, trainer_rank))
     matches = {connection: match_layers(model, connection.model) for connection in servers.connections}
+    for connection in () if keep_inputs else servers.connections:
+        if connection.model.memory.stash_bytes == 0:
+            raise ValueError(
+                f"{connection.target} has no room for the inputs that keep_inputs=False leaves to it: start it with "
+                "--stash-bytes"
+            )
     try:
         for connection, own in matches.items():
             train = not connection.model.frozen and any(p.requires_grad for m in own for p in m.parameters())
@@ -83,7 +95,7 @@ def offload(
     except BaseException:
         servers.close()
         raise
-    return Remote(model, servers, matches, average, resume)
+    return Remote(model, servers, matches, average, resume, keep_inputs)
 
 
 class Remote:
@@ -97,14 +109,20 @@ class Remote:
     """
 
     def __init__(
-        self, model: nn.Module, servers: Servers, matches: dict[Connection, list[Match]], average: bool, resume: bool
+        self,
+        model: nn.Module,
+        servers: Servers,
+        matches: dict[Connection, list[Match]],
+        average: bool,
+        resume: bool,
+        keep_inputs: bool,
     ) -> None:
         self.model = model
         self.redo: Callable[[StepAborted], None] | None = None
         self._servers = servers
         self._step = Step(servers, model, average)
         self._step.fresh_optimizer = not resume and servers.step > 0
-        self.layers = [self._swap(match, connection) for connection, own in matches.items() for match in own]
+        self.layers = [self._swap(match, connection, keep_inputs) for connection, own in matches.items() for match in own]
         placeholders = {name: p for layer in self.layers for name, p in layer.module.placeholders().items()}
         self._step.stand_for({name: placeholders[name] for name in servers.tensors})
         for connection in servers.connections:
@@ -247,11 +265,13 @@ class Remote:
         theirs = {id(p) for p in self._step.placeholders.values()}
         return [name for name, p in self.model.named_parameters(remove_duplicate=False) if id(p) in theirs]
 
-    def _swap(self, match: Match, connection: Connection) -> OffloadedLayer:
+    def _swap(self, match: Match, connection: Connection, keep_input: bool) -> OffloadedLayer:
         freed = sum(p.numel() * p.element_size() for p in match.parameters() if not p.is_meta)
         first, *rest = match.parts
         followers = [Placeholder(part.module, part.tensors, connection) for part in rest]
-        module = RemoteMLP(first.module, first.tensors, followers, match.layer, self._step, match.output_dropout)
+        module = RemoteMLP(
+            first.module, first.tensors, followers, match.layer, self._step, match.output_dropout, keep_input
+        )
         for part, stand_in in zip(match.parts, [module, *followers]):
             parent, _, name = part.path.rpartition(".")
             setattr(self.model.get_submodule(parent), name, stand_in)

@@ -145,15 +145,17 @@ class RemoteMLP(Placeholder):
         layer: _native.Layer,
         step: Step,
         output_dropout: nn.Module | None,
+        keep_input: bool,
     ) -> None:
-        """``followers``: what stands for the rest of the MLP, where ``original`` is its first module alone. The others
-        as in :class:`Placeholder`."""
+        """``followers``: what stands for the rest of the MLP, where ``original`` is its first module alone.
+        ``keep_input``: for backward, here too and not on the server alone. The others as in :class:`Placeholder`."""
         super().__init__(original, tensors, step.connection(layer))
         self.layer = layer
         self._step = step
         self._followers = followers  # in a list, so that they are submodules of their own parent alone
         self._handle = operators.handle_of(self)  # no buffer, which would move with the model
         self._output_size = layer.output_size  # since a compiler can't look into `layer`
+        self._keep_input = keep_input
         self.dropout = output_dropout
         self.train(original.training)
 
@@ -162,26 +164,42 @@ class RemoteMLP(Placeholder):
         if device != "meta" and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
             x = x.to(torch.get_autocast_dtype(device))
         weights = [p for module in (self, *self._followers) for p in module.parameters()]
-        y, _ = operators.mlp(x, self._handle, weights, self._output_size)
+        backward_follows = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights))
+        y, _ = operators.mlp(x, self._handle, weights, self._output_size, backward_follows, self._keep_input)
         return y if self.dropout is None else self.dropout(y)
 
-    def compute(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """y [..., O] without a graph, and the weights version that it was computed with, from x [..., H]."""
+    def compute(self, x: torch.Tensor, backward_follows: bool) -> tuple[torch.Tensor, int, int]:
+        """y [..., O] without a graph from x [..., H], the weights version that it was computed with, and the ticket of
+        x on the server, or 0."""
         layer, step = self.layer, self._step
         step.check_placeholders(self.placeholders())
         if x.shape[-1:] != (layer.hidden_size,):
             raise ValueError(f"{layer.module}: got x {list(x.shape)}, expected [..., {layer.hidden_size}]")
         check_dtype(x.dtype)
         rows = x.reshape(-1, layer.hidden_size)
-        y, version = step.guard(lambda: step.connection(layer).forward(layer.layer, rows, layer.output_size), layer)
+        keep_input = _native.KeepInput.if_room if self._keep_input else _native.KeepInput.pinned
+        y, weights_version, ticket = step.guard(
+            lambda: step.connection(layer).forward(
+                layer.layer, rows, layer.output_size, keep_input if backward_follows else None
+            ),
+            layer,
+        )
         # No view, since one that an operator returns can't be changed in place, as Falcon does with an MLP's output.
-        return torch.ops.aten._unsafe_view(y, (*x.shape[:-1], layer.output_size)).to(x.device), version
+        y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], layer.output_size))
+        return y, weights_version, ticket
 
     def differentiate(
-        self, x: torch.Tensor, weights_version: int, dy: torch.Tensor, input_gradient: bool, trained: list[bool]
+        self,
+        x: torch.Tensor | None,
+        weights_version: int,
+        ticket: int,
+        dy: torch.Tensor,
+        input_gradient: bool,
+        trained: list[bool],
     ) -> torch.Tensor | None:
-        """dx [..., H], or None where it is not asked for, from x [..., H] and dy [..., O] of one dtype. In a backward
-        pass that adds to the ``grad`` of any of the ``trained`` placeholders, the server adds its weight gradients."""
+        """dx [..., H], or None where it is not asked for, from x [..., H] (None: the server has it alone) and dy
+        [..., O] of one dtype. In a backward pass that adds to the ``grad`` of any of the ``trained`` placeholders, the
+        server adds its weight gradients."""
         layer, step = self.layer, self._step
         wanted = {
             name: train and _accumulates(name, p)
@@ -194,8 +212,10 @@ class RemoteMLP(Placeholder):
             lambda: step.connection(layer).backward(
                 layer.layer,
                 weights_version,
-                x.reshape(-1, layer.hidden_size),
+                ticket,
+                None if x is None else x.reshape(-1, layer.hidden_size),
                 dy.reshape(-1, layer.output_size),
+                layer.hidden_size,
                 input_gradient=input_gradient,
                 weight_gradient=weight_gradient,
             ),
@@ -203,7 +223,11 @@ class RemoteMLP(Placeholder):
         )
         if weight_gradient:
             step.give(wanted)
-        return None if dx is None else dx.reshape(x.shape).to(x.device)
+        return None if dx is None else dx.reshape(*dy.shape[:-1], layer.hidden_size)
+
+    def release(self, ticket: int) -> None:
+        """No backward will name ``ticket`` any more."""
+        self._connection.release(ticket)
 
     def placeholders(self) -> dict[str, nn.Parameter]:
         """The Parameters that stand for the server's tensors, its followers' too, by the server's names."""

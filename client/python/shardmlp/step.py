@@ -50,10 +50,11 @@ class Step:
         try:
             return call()
         except Error as error:
-            if error.code != "ABORTED" and error.reason != "UNKNOWN_SESSION":
+            lost = error.code == "ABORTED" or error.reason in ("UNKNOWN_SESSION", "TICKET_MISSING")
+            if not lost:
                 self._torn = True
                 raise
-            if layer is not None and not self.connection(layer).run.train:
+            if error.reason != "TICKET_MISSING" and layer is not None and not self.connection(layer).run.train:
                 self.connection(layer).reopen_session()
                 return call()
             self.forget()
