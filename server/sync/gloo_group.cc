@@ -24,6 +24,10 @@ constexpr int64_t kBroadcastBytes = 8 << 20;
 // Of what is summed at once. Bounds the copies of what is not dense.
 constexpr int64_t kSumBytes = 1 << 30;
 
+// Other than the slots of collectives.
+constexpr uint64_t kWatchSlot = uint64_t{0x53} << 56;
+constexpr std::chrono::hours kForever(24 * 365);
+
 std::chrono::milliseconds Milliseconds(absl::Duration duration) {
   return absl::ToChronoMilliseconds(std::max(duration, absl::Milliseconds(1)));
 }
@@ -34,6 +38,11 @@ std::string Message(const std::exception& thrown) {
   if (what.front() == '[') what.erase(0, what.find(']') + 1);
   while (!what.empty() && what.front() == ' ') what.erase(0, 1);
   return what;
+}
+
+absl::Status Failure(int size, const std::exception& thrown) {
+  return Error(absl::StatusCode::kUnavailable, Reason::kReplicaLost,
+               absl::StrCat("collective of ", size, " replicas failed: ", Message(thrown)));
 }
 
 // A context whose peers are found by addresses that the owner brings, instead of through a store of Gloo's.
@@ -61,7 +70,12 @@ absl::StatusOr<GlooDevice> OpenGlooDevice(const std::string& host) {
 }
 
 GlooGroup::GlooGroup(int rank, int size, const GlooOptions& options) : rank_(rank), size_(size), options_(options) {}
-GlooGroup::~GlooGroup() = default;
+
+GlooGroup::~GlooGroup() {
+  if (!watcher_.joinable()) return;
+  watch_->abortWaitRecv();
+  watcher_.join();
+}
 
 absl::StatusOr<std::shared_ptr<GlooGroup>> GlooGroup::Listen(const GlooDevice& device, int rank, int size,
                                                              const GlooOptions& options) {
@@ -76,8 +90,7 @@ absl::Status GlooGroup::Guarded(Run run) {
   try {
     run();
   } catch (const std::exception& thrown) {
-    Abort(Error(absl::StatusCode::kUnavailable, Reason::kReplicaLost,
-                absl::StrCat("collective of ", size_, " replicas failed: ", Message(thrown))));
+    Abort(Failure(size_, thrown));
   }
   return failure();
 }
@@ -106,7 +119,22 @@ absl::Status GlooGroup::Connect(const std::vector<std::string>& peers) {
     for (int peer = 0; peer < size_; ++peer) {
       if (peer != rank_) context_->getPair(peer)->connect({peers[peer].begin(), peers[peer].end()});
     }
+    watch_ = context_->createUnboundBuffer(&unsent_, sizeof(unsent_));
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer != rank_) watch_->recv(peer, kWatchSlot);
+    }
+    watcher_ = std::thread([this] { Watch(); });
   });
+}
+
+void GlooGroup::Watch() {
+  try {
+    watch_->waitRecv(kForever);
+  } catch (const std::exception& thrown) {
+    // After a time-out here, of which the collective itself tells more.
+    if (Message(thrown) == "Application timeout caused pair closure") return;
+    Abort(Failure(size_, thrown));
+  }
 }
 
 absl::Status GlooGroup::AllReduceSum(absl::Span<const MatrixView> matrices) {

