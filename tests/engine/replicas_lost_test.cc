@@ -70,6 +70,9 @@ class LostReplicaTest : public ::testing::TestWithParam<OnLoss> {
 
 TEST_P(LostReplicaTest, BetweenSteps) {
   replicas_->Kill(2);
+  for (int rank = 0; rank < 2 && GetParam() == OnLoss::kContinue; ++rank) {
+    while ((*replicas_)[rank]->replica().member_count != 2) std::this_thread::yield();
+  }
   ExpectAsUndisturbed(false);
   EXPECT_EQ((*replicas_)[0]->position().attempt, 0) << "there was nothing to do over";
 }
