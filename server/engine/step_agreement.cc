@@ -149,7 +149,7 @@ void StepProtocol::Stable(int64_t index, Outbox& outbox) {
 
 void StepProtocol::Act(int from, const RestoreOrder& order, Outbox& outbox) {
   // Each trainer of a run asks for it, and the first has got it for all.
-  if (order.checkpoint == restored_checkpoint_ && order.weights_version < restored_position_.weights_version) {
+  if (IsRestored(from, order.checkpoint) && order.weights_version < restored_position_.weights_version) {
     if (from == rank_) AnswerRestore(restored_position_, outbox);
     return;
   }
@@ -159,7 +159,8 @@ void StepProtocol::Act(int from, const RestoreOrder& order, Outbox& outbox) {
 }
 
 void StepProtocol::Restored(const CheckpointEdition& checkpoint, absl::StatusOr<int64_t> step, Outbox& outbox) {
-  const bool asked_here = phase_ == Phase::kRestoring && restoring_from_ == rank_;
+  const int from = phase_ == Phase::kRestoring ? restoring_from_ : rank_;
+  const bool asked_here = phase_ == Phase::kRestoring && from == rank_;
   StepPosition next = NextAttempt();
   if (step.ok()) {
     CommittedByAll(outbox);
@@ -174,10 +175,16 @@ void StepProtocol::Restored(const CheckpointEdition& checkpoint, absl::StatusOr<
              outbox);
   if (step.ok()) {
     restored_checkpoint_ = checkpoint;
+    restored_from_ = from;
     restored_position_ = position_;
   }
   if (asked_here) AnswerRestore(step.ok() ? absl::StatusOr<StepPosition>(position_) : step.status(), outbox);
   CatchUp(outbox);
+}
+
+bool StepProtocol::IsRestored(int from, const CheckpointEdition& checkpoint) const {
+  return checkpoint.name == restored_checkpoint_.name &&
+         (from != restored_from_ || checkpoint.edition == restored_checkpoint_.edition);
 }
 
 void StepProtocol::AnswerRestore(absl::StatusOr<StepPosition> result, Outbox& outbox) {

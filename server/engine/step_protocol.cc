@@ -211,7 +211,7 @@ void StepProtocol::Restore(const CheckpointEdition& checkpoint, PositionDone don
 }
 
 std::optional<StepPosition> StepProtocol::AlreadyRestored(const CheckpointEdition& checkpoint) const {
-  if (!(checkpoint == restored_checkpoint_) || !(position_ == restored_position_) || InProgress()) return std::nullopt;
+  if (!IsRestored(rank_, checkpoint) || !(position_ == restored_position_) || InProgress()) return std::nullopt;
   return position_;
 }
 

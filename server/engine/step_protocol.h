@@ -175,6 +175,8 @@ class StepProtocol {
   void AnswerSeals(const absl::StatusOr<SealResult>& result, Outbox& outbox);
   // The order that was proposed first.
   void AnswerRestore(absl::StatusOr<StepPosition> result, Outbox& outbox);
+  // Whether the last restore was of what `from` means by `checkpoint`. Replicas may each have their own of a name.
+  bool IsRestored(int from, const CheckpointEdition& checkpoint) const;
   static void Answer(std::vector<PositionDone>& waiting, const absl::StatusOr<StepPosition>& result, Outbox& outbox);
   void AnswerCommits(const absl::StatusOr<StepPosition>& result, Outbox& outbox);
   void CommittedByAll(Outbox& outbox);
@@ -219,6 +221,7 @@ class StepProtocol {
   bool committed_by_all_ = true;              // that is, all replicas have it
   std::vector<PositionDone> untold_commits_;  // of committed_, until then
   int restoring_from_ = 0;
+  int restored_from_ = 0;
   CheckpointEdition restored_checkpoint_;  // the last, and where that led
   StepPosition restored_position_;
 };
