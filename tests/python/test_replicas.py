@@ -8,7 +8,6 @@ import threading
 import pytest
 import torch
 from models import load_model, loss_of
-from waiting import until
 
 import shardmlp
 
@@ -156,9 +155,7 @@ def test_server_is_not_ready_until_its_replicas_are_there(folder, serve):
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         coordinator = f"--coordinator=127.0.0.1:{held.getsockname()[1]}"
-    flags = (*QUICK, coordinator, "--replica-start-timeout=3s", "--metrics-address=127.0.0.1:0")
-    first = serve(folder("llama"), *flags, "--rank=0")
-    assert until(lambda: first.metrics_address)
+    first = serve(folder("llama"), *QUICK, coordinator, "--replica-start-timeout=3s", "--rank=0")
     assert first.wait() == 1
     assert "serving on" not in first.log.read_text()
     assert "rank 1" in first.log.read_text()
