@@ -14,7 +14,7 @@ constexpr absl::string_view kMetadataUrl = "shardmlp/metadata";
 constexpr char kUnit = '\x1f';
 constexpr char kRecord = '\x1e';
 
-constexpr std::array<absl::string_view, 47> kNames = {
+constexpr std::array<absl::string_view, 49> kNames = {
     "UNSPECIFIED",
     "INVALID_ARGUMENT",
     "INVALID_SHAPE",
@@ -43,6 +43,8 @@ constexpr std::array<absl::string_view, 47> kNames = {
     "FROZEN",
     "OVERLOADED",
     "TOO_MANY_SESSIONS",
+    "REPLICA_MISSING",
+    "REPLICA_DRIFT",
     "LOADING",
     "DRAINING",
     "WEIGHTS_CHANGED",

@@ -45,7 +45,9 @@ enum class Reason {
   kFrozen,  // weight gradients asked of a frozen server or read session
   kOverloaded,
   kTooManySessions,
-  kLoading,  // the server has not loaded its model yet
+  kReplicaMissing,  // the replicas of the server are not all there
+  kReplicaDrift,    // replicas that should be equal are not
+  kLoading,         // the server has not loaded its model yet
   kDraining,
   kWeightsChanged,  // a commit fell into the middle of a call
   kStalled,         // a client that neither sends nor reads

@@ -92,6 +92,10 @@ struct Metrics::Series {
   Gauge* attempt;
   Counter* repeated_rows;
   Counter* non_finite;
+  Gauge* generation;
+  Gauge* members;
+  Counter* lost_generations;
+  Counter* synced_bytes;
 
   prometheus::Family<Counter>* failures;
   prometheus::Family<Counter>* rpcs_started;
@@ -117,6 +121,7 @@ struct Metrics::Series {
     MakeState();
     MakeStash();
     MakeSteps();
+    MakeReplicas();
     failures = &Counters("shardmlp_failures_total", "Rpcs that failed, by reason.");
     rpcs_started = &Counters("grpc_server_started_total", "Rpcs started on the server.");
     rpcs_handled = &Counters("grpc_server_handled_total", "Rpcs completed on the server, whatever the outcome.");
@@ -170,6 +175,13 @@ struct Metrics::Series {
     for (size_t i = 0; i < kPhases.size(); ++i) phase_seconds[i] = &phases.Add({{"phase", kPhases[i]}}, kPhaseBuckets);
     non_finite = &Counters("shardmlp_non_finite_steps_total", "Attempts with a NaN or infinite gradient.").Add({});
   }
+
+  void MakeReplicas() {
+    generation = &Gauges("shardmlp_replica_generation", "The last set of replicas that formed.").Add({});
+    members = &Gauges("shardmlp_replica_members", "Replicas in that set, or 0 once it is lost.").Add({});
+    lost_generations = &Counters("shardmlp_replica_generations_lost_total", "Sets that lost a replica.").Add({});
+    synced_bytes = &Counters("shardmlp_synced_bytes_total", "Gradients summed with other replicas.").Add({});
+  }
 };
 
 Metrics::Metrics() : series_(std::make_unique<Series>()) {}
@@ -222,6 +234,15 @@ void Metrics::CountRepeatedRows(int64_t rows) { series_->repeated_rows->Incremen
 void Metrics::CountNonFinite() { series_->non_finite->Increment(); }
 void Metrics::SetStashBytes(int64_t bytes) { series_->stash_bytes->Set(static_cast<double>(bytes)); }
 void Metrics::CountTicket(TicketEvent event) { series_->tickets[Index(event)]->Increment(); }
+void Metrics::SetReplicas(int64_t generation, int64_t members) {
+  series_->generation->Set(static_cast<double>(generation));
+  series_->members->Set(static_cast<double>(members));
+}
+void Metrics::CountLostGeneration() {
+  series_->lost_generations->Increment();
+  series_->members->Set(0);
+}
+void Metrics::AddSyncedBytes(int64_t bytes) { series_->synced_bytes->Increment(static_cast<double>(bytes)); }
 
 void Metrics::CountFailure(absl::string_view reason) {
   series_->failures->Add({{"reason", std::string(reason)}}).Increment();

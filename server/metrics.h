@@ -59,6 +59,10 @@ class Metrics {
   void SetStep(int64_t step, int64_t attempt);
   void CountStep(StepOutcome outcome);
   void ObserveStepPhase(StepPhase phase, absl::Duration duration);
+  // The generation of replicas that formed, and how many are in it; one that was lost; gradients that they summed.
+  void SetReplicas(int64_t generation, int64_t members);
+  void CountLostGeneration();
+  void AddSyncedBytes(int64_t bytes);
   void CountRepeatedRows(int64_t rows);
   void CountNonFinite();
   void SetStashBytes(int64_t bytes);

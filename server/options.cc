@@ -1,6 +1,9 @@
 #include "server/options.h"
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <climits>
 #include <limits>
 #include <map>
 #include <optional>
@@ -17,6 +20,7 @@
 #include "absl/strings/strip.h"
 #include "kernels/status.h"
 #include "server/rpc/listen_address.h"
+#include "server/sync/replica_rank.h"
 
 namespace shardmlp {
 namespace {
@@ -27,7 +31,10 @@ using absl::string_view;
 constexpr absl::Duration kMinTime = absl::Milliseconds(100);
 constexpr absl::Duration kMinLease = absl::Seconds(1);
 constexpr absl::Duration kMaxTime = absl::Hours(24);
+constexpr absl::Duration kMinHeartbeat = absl::Milliseconds(10);
 constexpr int kMaxThreads = 4096;
+constexpr int kMaxReplicas = 1024;
+constexpr int kNoRank = -1;
 constexpr int64_t kMaxSessions = 1 << 16;
 
 absl::Status Invalid(string_view message) {
@@ -70,6 +77,7 @@ class Flags {
     AddModel(options);
     AddService(options);
     AddResources(options);
+    AddReplicas(options.replicas);
     AddTimes(options);
     AddLog(options.log);
   }
@@ -168,6 +176,29 @@ class Flags {
              "Threads that compute (default: as many as the process may run on).");
   }
 
+  void AddReplicas(ReplicasOptions& o) {
+    AddCount("--replicas", o.size, kMaxReplicas,
+             "Servers of the same layers that are one to a run: each trainer has one of them (default: 1).");
+    Add("--rank", "N", o.rank,
+        "This server's among them, from 0 (default: the number at the end of the host's name, as a StatefulSet's pods "
+        "have it).")
+        ->check(CLI::Range(0, kMaxReplicas - 1).description(""));
+    Add("--coordinator", "ADDRESS", o.coordinator,
+        "host:port where rank 0 listens for the others; the same on all. There is no TLS and no password.");
+    AddChoice("--on-loss", o.on_loss, {{"wait", OnLoss::kWait}, {"continue", OnLoss::kContinue}},
+              "After a loss, go on once all are there again, or with those that are left (rank 0's counts; default: "
+              "wait).");
+    Add("--sync-host", "HOST", o.sync_host,
+        "Where the others connect to this one for sums (default: the address that leads to the coordinator).");
+    AddTime("--replica-start-timeout", o.start_timeout, kMinTime,
+            "How long the start waits for all of them (default: 10m).");
+    AddTime("--replica-timeout", o.loss_timeout, kMinTime,
+            "How long one may be silent before it is lost (default: 5s).");
+    AddTime("--replica-heartbeat", o.heartbeat, kMinHeartbeat, "How often each is heard of at least (default: 1s).");
+    AddTime("--sum-timeout", o.sum_timeout, kMinTime,
+            "How long a sum waits for one of them that is not lost (default: 60s).");
+  }
+
   void AddTimes(ServerOptions& o) {
     AddTime("--lease", o.engine.lease, kMinLease, "How long a session lives without a sign of it (default: 30s).");
     AddTime("--seal-timeout", o.engine.seal_timeout, kMinTime,
@@ -203,16 +234,64 @@ std::vector<std::string> LastFirst(absl::Span<const char* const> arguments) {
   return reversed;
 }
 
+std::string HostName() {
+  char name[HOST_NAME_MAX + 1] = {};
+  return gethostname(name, HOST_NAME_MAX) == 0 ? name : "";
+}
+
+// Fills in the rank.
+absl::Status CompleteReplicas(ReplicasOptions& replicas) {
+  if (replicas.size == 1) {
+    if (replicas.rank > 0 || !replicas.coordinator.empty() || replicas.on_loss != OnLoss::kWait) {
+      return Invalid("--rank, --coordinator and --on-loss need --replicas above 1");
+    }
+    replicas.rank = 0;
+  }
+  if (replicas.rank != kNoRank) return absl::OkStatus();
+  const absl::StatusOr<int> rank = RankFromPodName(HostName());
+  if (!rank.ok()) return Annotate(rank.status(), "--rank is missing, and the host's name does not say it");
+  replicas.rank = *rank;
+  return absl::OkStatus();
+}
+
+absl::Status ValidateReplicas(const ServerOptions& options) {
+  const ReplicasOptions& replicas = options.replicas;
+  if (replicas.size == 1) return absl::OkStatus();
+  if (replicas.rank < 0 || replicas.rank >= replicas.size) {
+    return Invalid(
+        absl::StrCat("--rank=", replicas.rank, " is none of --replicas=", replicas.size, ", which count from 0"));
+  }
+  if (replicas.coordinator.empty()) {
+    return Invalid(absl::StrCat("--replicas=", replicas.size, " needs --coordinator: host:port of rank 0"));
+  }
+  if (options.engine.frozen) {
+    return Invalid(absl::StrCat("--replicas=", replicas.size,
+                                " and --frozen: a frozen server changes nothing; start any number of them without"));
+  }
+  if (replicas.loss_timeout < 2 * replicas.heartbeat) {
+    return Invalid(absl::StrCat("--replica-timeout=", absl::FormatDuration(replicas.loss_timeout),
+                                " is below two of --replica-heartbeat=", absl::FormatDuration(replicas.heartbeat)));
+  }
+  // Else a seal would give up on a replica that is dead before anyone says so.
+  if (options.engine.seal_timeout <= replicas.loss_timeout) {
+    return Invalid(absl::StrCat("--seal-timeout=", absl::FormatDuration(options.engine.seal_timeout),
+                                " is not above --replica-timeout=", absl::FormatDuration(replicas.loss_timeout)));
+  }
+  return Annotate(Validate(replicas), "--replicas and its like");
+}
+
 }  // namespace
 
 absl::StatusOr<ServerOptions> ParseOptions(absl::Span<const char* const> arguments) {
   ServerOptions options;
+  options.replicas.rank = kNoRank;
   Flags flags(options);
   try {
     flags.app().parse(LastFirst(arguments));
   } catch (const CLI::ParseError& error) {
     return Invalid(absl::StrCat(error.what(), "; --help lists all flags"));
   }
+  SHARDMLP_RETURN_IF_ERROR(CompleteReplicas(options.replicas));
   SHARDMLP_RETURN_IF_ERROR(Validate(options));
   return options;
 }
@@ -241,7 +320,7 @@ absl::Status Validate(const ServerOptions& options) {
     return Invalid(absl::StrCat("--seal-timeout=", absl::FormatDuration(options.engine.seal_timeout),
                                 " is below --lease=", absl::FormatDuration(options.engine.lease)));
   }
-  return absl::OkStatus();
+  return ValidateReplicas(options);
 }
 
 std::string Usage() {

@@ -12,6 +12,7 @@
 #include "server/log.h"
 #include "server/model/model_folder.h"
 #include "server/rpc/rpc_server.h"
+#include "server/sync/rendezvous/replicas_options.h"
 
 namespace shardmlp {
 
@@ -21,6 +22,7 @@ struct ServerOptions {
   DeviceOptions device;
   EngineOptions engine;
   RpcServerOptions rpc;
+  ReplicasOptions replicas;
   std::string metrics_address = "127.0.0.1:9464";    // empty: no metrics
   std::string checkpoint_dir;                        // empty: no checkpoints
   std::string restore;                               // at start; empty: nothing; "latest": the latest, if there is one

@@ -10,7 +10,7 @@
 #include "kernels/status.h"
 #include "server/log.h"
 #include "server/rpc/listen_address.h"
-#include "server/sync/replica_group.h"
+#include "server/sync/rendezvous/replicas_options.h"
 
 namespace shardmlp {
 namespace {
@@ -21,26 +21,12 @@ constexpr absl::Duration kShutdownGrace = absl::Seconds(2);  // for statuses to 
 constexpr int64_t kLeastMessageBytes = int64_t{1} << 30;
 constexpr absl::string_view kLatest = "latest";
 
-// Waits for what an engine method answers.
-template <typename T, typename Start>
-absl::StatusOr<T> Await(Start start) {
-  absl::Notification answered;
-  absl::StatusOr<T> answer;
-  start([&](absl::StatusOr<T> result) {
-    answer = std::move(result);
-    answered.Notify();
-  });
-  answered.WaitForNotification();
-  return answer;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, std::ostream& out) {
   auto server = std::make_unique<Server>(options);
   SHARDMLP_RETURN_IF_ERROR(server->Listen(out));
   SHARDMLP_RETURN_IF_ERROR(server->Load(out));
-  SHARDMLP_RETURN_IF_ERROR(server->Restore(out));
   server->rpc_->Serve(*server->engine_);
   out << "serving on " << absl::StrJoin(server->rpc_->addresses(), ", ") << std::endl;
   return server;
@@ -62,25 +48,36 @@ absl::Status Server::Load(std::ostream& out) {
   SHARDMLP_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(folder->spec(), options_.engine, backend->device()));
   out << backend->device().name << "\n" << plan.ToString() << std::flush;
   rpc_->BoundMessages(std::max(SpareHostBytes(plan, backend->device()), kLeastMessageBytes));
+  EngineOptions engine = options_.engine;
   std::unique_ptr<CheckpointStore> checkpoints;
   if (!options_.checkpoint_dir.empty()) {
     SHARDMLP_ASSIGN_OR_RETURN(checkpoints, CheckpointStore::Open(options_.checkpoint_dir, folder->spec()));
-    restore_ = options_.restore;
-    if (restore_ == kLatest) {
-      SHARDMLP_ASSIGN_OR_RETURN(restore_, checkpoints->Latest());
+    engine.restore = options_.restore;
+    if (engine.restore == kLatest) {
+      SHARDMLP_ASSIGN_OR_RETURN(engine.restore, checkpoints->Latest());
     }
   }
-  SHARDMLP_ASSIGN_OR_RETURN(engine_, Engine::Create(options_.engine, std::move(backend), *folder, MakeLocalGroup(),
+  SHARDMLP_ASSIGN_OR_RETURN(std::unique_ptr<Replicas> replicas, MakeReplicas(ReplicasOf(folder->spec())));
+  SHARDMLP_ASSIGN_OR_RETURN(engine_, Engine::Create(engine, std::move(backend), *folder, std::move(replicas),
                                                     std::move(checkpoints), metrics_));
+  if (!engine.restore.empty()) {
+    out << "restored checkpoint " << engine.restore << ", step " << engine_->position().step << std::endl;
+  }
   return absl::OkStatus();
 }
 
-absl::Status Server::Restore(std::ostream& out) {
-  if (restore_.empty()) return absl::OkStatus();
-  const auto position = Await<StepPosition>([&](auto done) { engine_->RestoreCheckpoint(restore_, done); });
-  if (!position.ok()) return Annotate(position.status(), absl::StrCat("can't start from checkpoint ", restore_));
-  out << "restored checkpoint " << restore_ << ", step " << position->step << std::endl;
-  return absl::OkStatus();
+ReplicasOptions Server::ReplicasOf(const ModelSpec& model) const {
+  ReplicasOptions replicas = options_.replicas;
+  int64_t elements = 0;
+  for (const TensorSpec& tensor : model.tensors) elements += tensor.element_count();
+  const MlpConfig& mlp = model.layers.front().mlp;
+  replicas.model = absl::StrCat(model.model_type, ", ", model.tensors.size(), " tensors of ", elements,
+                                " elements, the first MLP ", mlp.hidden_size, " to ", mlp.intermediate_size, " to ",
+                                mlp.output_size, " by ", Name(mlp.activation.kind));
+  replicas.layers = absl::StrCat(model.layers.front().layer, "-", model.layers.back().layer);
+  replicas.dtype = std::string(Name(model.dtype));
+  replicas.log = [](absl::string_view line) { LogWarning(line); };
+  return replicas;
 }
 
 absl::Status Server::Run(const absl::Notification& stop) {

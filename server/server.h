@@ -33,13 +33,13 @@ class Server {
  private:
   absl::Status Listen(std::ostream& out);
   absl::Status Load(std::ostream& out);
-  absl::Status Restore(std::ostream& out);
+  // With what has to be the same on all of them.
+  ReplicasOptions ReplicasOf(const ModelSpec& model) const;
   void Drain();
   void Shutdown();
 
   const ServerOptions options_;
   Metrics metrics_;
-  std::string restore_;             // the checkpoint to start from; empty: none
   std::unique_ptr<Engine> engine_;  // outlives rpc_
   std::unique_ptr<RpcServer> rpc_;
 };

@@ -43,6 +43,10 @@ void PrintInfo(const ServedModel& model, std::ostream& out) {
   out << absl::StreamFormat("limits    messages of %s, shards of %s, tiles of %d rows, %d calls at once\n",
                             Bytes(model.max_message_bytes), Bytes(model.preferred_shard_bytes), model.tile_row_count,
                             model.max_call_count);
+  if (model.replica.replica_count > 1) {
+    out << absl::StreamFormat("replica   %d of %d, %d there now, generation %d\n", model.replica.rank,
+                              model.replica.replica_count, model.replica.member_count, model.replica.generation);
+  }
   const auto use_of = [](std::string* text, const MemoryUse& use) {
     absl::StrAppend(text, use.name, " ", Bytes(use.bytes));
   };
@@ -76,6 +80,10 @@ void PrintInfoAsJson(const ServedModel& model, std::ostream& out) {
         {"tile_row_count", model.tile_row_count},
         {"max_call_count", model.max_call_count}}},
   };
+  json["replica"] = {{"rank", model.replica.rank},
+                     {"replica_count", model.replica.replica_count},
+                     {"member_count", model.replica.member_count},
+                     {"generation", model.replica.generation}};
   for (const MemoryUse& use : MemoryUses(model.memory)) json["memory"][std::string(use.key)] = use.bytes;
   json["trainers"] = nlohmann::json::array();
   for (const ClientTrainer& trainer : model.trainers) {

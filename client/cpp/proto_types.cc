@@ -1,5 +1,6 @@
 #include "client/cpp/proto_types.h"
 
+#include <algorithm>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
@@ -104,6 +105,10 @@ absl::StatusOr<ServedModel> FromProto(const v1::GetModelResponse& response) {
                               .sealed = trainer.sealed()});
   }
   model.memory = FromProto(response.memory());
+  model.replica = {.rank = response.replica().rank(),
+                   .replica_count = std::max(response.replica().replica_count(), 1),
+                   .member_count = response.replica().member_count(),
+                   .generation = response.replica().generation()};
   return model;
 }
 

@@ -55,6 +55,14 @@ struct ClientMemoryPlan {
   int64_t stash_bytes = 0;
 };
 
+// A server's place among those of the same layers that are one to a run.
+struct ClientReplica {
+  int rank = 0;
+  int replica_count = 1;
+  int member_count = 1;  // that are there now
+  int64_t generation = 0;
+};
+
 struct ServedModel {
   std::string model_type;
   DType compute_dtype = DType::kF32;
@@ -68,6 +76,7 @@ struct ServedModel {
   ClientPosition position;
   std::vector<ClientTrainer> trainers;
   ClientMemoryPlan memory;
+  ClientReplica replica;
 
   // Null where the server does not serve it.
   const ClientLayer* FindLayer(int layer) const;

@@ -18,13 +18,21 @@
 #include "server/metrics.h"
 #include "server/model/checkpoint.h"
 #include "server/model/model_folder.h"
-#include "server/sync/replica_group.h"
+#include "server/sync/replicas.h"
 
 namespace shardmlp {
 
 struct EngineLimits {
   int64_t tile_row_count = 0;
   int64_t max_call_count = 0;
+};
+
+// A server's place among its replicas.
+struct ReplicaPlace {
+  int rank = 0;
+  int count = 1;
+  int member_count = 1;    // that are there now; 0 between two generations
+  int64_t generation = 0;  // of them; 0: none yet
 };
 
 // Rows of a tensor in the file's own orientation.
@@ -42,18 +50,20 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
-  // Allocates, loads the weights from `folder`, and starts the device thread. RESOURCE_EXHAUSTED (OUT_OF_MEMORY), with
-  // the plan's numbers, where the plan does not fit the device. `checkpoints` may be null; `metrics` must outlive the
-  // engine. The engine owns the backend; once this returns, its methods run on the engine's device thread alone.
+  // Allocates, loads the weights from `folder` or EngineOptions::restore, starts the device thread, and waits for the
+  // other replicas: until all have the state of the most advanced, or why they don't get together. RESOURCE_EXHAUSTED
+  // (OUT_OF_MEMORY), with the plan's numbers, where the plan does not fit the device. `checkpoints` may be null;
+  // `metrics` must outlive the engine. The engine owns the backend; its methods run on the engine's device thread
+  // alone, or on the sync thread while that holds the other.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options, std::unique_ptr<Backend> backend,
-                                                        const ModelFolder& folder,
-                                                        std::unique_ptr<ReplicaGroup> replicas,
+                                                        const ModelFolder& folder, std::unique_ptr<Replicas> replicas,
                                                         std::unique_ptr<CheckpointStore> checkpoints, Metrics& metrics);
 
   virtual const ModelSpec& model() const = 0;
   virtual bool frozen() const = 0;
   virtual EngineLimits limits() const = 0;
   virtual MemoryPlan memory_plan() const = 0;
+  virtual ReplicaPlace replica() const = 0;
   virtual StepPosition position() const = 0;
   virtual std::vector<TrainerStatus> trainers() const = 0;
 

@@ -81,7 +81,7 @@ absl::StatusOr<std::shared_ptr<Call>> ServingEngine::StartCall(CallSpec spec, Ca
   const BackwardSpec& header = spec.header;
   absl::MutexLock lock(&mutex_);
   if (draining_) return ShuttingDown();
-  SHARDMLP_RETURN_IF_ERROR(health_);
+  SHARDMLP_RETURN_IF_ERROR(Usable());
   SHARDMLP_ASSIGN_OR_RETURN(const SessionSpec session, sessions_.Find(header.session_id, options_.clock()));
   if (spec.pass == Pass::kBackward) {
     if (header.weight_gradient && session.role == SessionRole::kRead) {
@@ -133,7 +133,7 @@ void ServingEngine::SubmitTile(int64_t session_id, std::unique_ptr<TileJob> job)
 }
 
 absl::StatusOr<CallHost::Admitted> ServingEngine::StartTile(const CallSpec& spec, const Tile& tile, TileRows rows) {
-  SHARDMLP_RETURN_IF_ERROR(health());
+  SHARDMLP_RETURN_IF_ERROR(usable());
   if (spec.header.weight_gradient) return StartAddingTile(spec, tile, rows);
   Admitted admitted;
   admitted.weights_version = weights_version();
@@ -151,7 +151,12 @@ absl::StatusOr<CallHost::Admitted> ServingEngine::StartAddingTile(const CallSpec
                                   tile.row_begin,    tile.row_count, tile.dy_hash};
   Admitted admitted;
   {
+    Outbox outbox;
     absl::MutexLock lock(&mutex_);
+    if (clear_owed_) {
+      return Error(absl::StatusCode::kResourceExhausted, Reason::kOverloaded,
+                   "the gradients of an attempt that is over are on their way through the replicas; send it again");
+    }
     std::string non_finite;
     if (tile.non_finite_row >= 0) {
       SHARDMLP_ASSIGN_OR_RETURN(const SessionSpec session, sessions_.Find(header.session_id, options_.clock()));
@@ -159,7 +164,7 @@ absl::StatusOr<CallHost::Admitted> ServingEngine::StartAddingTile(const CallSpec
                                 header.layer, ", call ", header.call_id, ", row ", tile.non_finite_row);
     }
     SHARDMLP_ASSIGN_OR_RETURN(const LedgerVerdict verdict,
-                              step_.Admit(contribution, header.step, header.attempt, non_finite));
+                              step_.Admit(contribution, header.step, header.attempt, non_finite, outbox));
     admitted.repeated = verdict == LedgerVerdict::kRepeat;
     admitted.weights_version = step_.position().weights_version;
   }
@@ -178,8 +183,7 @@ absl::Status ServingEngine::NoteDevice(absl::Status status) {
   if (status.ok()) return status;
   const absl::Status failure =
       Error(absl::StatusCode::kInternal, Reason::kDeviceFailed, absl::StrCat("the device failed: ", status.message()));
-  absl::MutexLock lock(&mutex_);
-  if (health_.ok()) health_ = failure;
+  Fail(failure);
   return failure;
 }
 

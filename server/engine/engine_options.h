@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -18,6 +19,7 @@ struct EngineOptions {
   absl::Duration lease = absl::Seconds(30);        // a session's life without a sign of it
   absl::Duration seal_timeout = absl::Minutes(5);  // how long a seal waits for the other trainers
   std::function<absl::Time()> clock = absl::Now;   // that lease and seal_timeout go by; thread-safe
+  std::string restore = {};                        // checkpoint to start from; empty: none
   int64_t first_weights_version = 0;  // of the loaded weights; 0: drawn at random, for no two engines alike
 
   // Of `count` sessions, calls or bytes of the stash, those that readers may have: the rest is for trainers, whom no

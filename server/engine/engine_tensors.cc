@@ -15,7 +15,7 @@ template <typename T>
 void ServingEngine::RunOnDevice(Done<T> done, absl::AnyInvocable<absl::StatusOr<T>()> job) {
   scheduler_->SubmitTensorJob([this, done = std::move(done), job = std::move(job)](absl::Status turn) mutable {
     // What a device that failed still holds may be half of a step.
-    if (turn.ok()) turn = health();
+    if (turn.ok()) turn = usable();
     if (turn.ok()) {
       done(job());
     } else {
@@ -24,30 +24,8 @@ void ServingEngine::RunOnDevice(Done<T> done, absl::AnyInvocable<absl::StatusOr<
   });
 }
 
-void ServingEngine::SumGradients(StepPosition of) {
-  scheduler_->SubmitControl([this, of](const absl::Status& turn) {
-    absl::StatusOr<std::vector<double>> sums = turn.ok() ? SumOverReplicas() : turn;
-    Outbox outbox;
-    absl::MutexLock lock(&mutex_);
-    step_.Summed(of, std::move(sums), outbox);
-  });
-}
-
-absl::StatusOr<std::vector<double>> ServingEngine::SumOverReplicas() {
-  const absl::Time start = absl::Now();
-  SHARDMLP_RETURN_IF_ERROR(replicas_->AllReduceSum(parameters_->all_gradients()));
-  absl::StatusOr<std::vector<double>> squares = parameters_->GradientSquares();
-  SHARDMLP_RETURN_IF_ERROR(NoteDevice(squares.status()));
-  metrics_.ObserveStepPhase(StepPhase::kSync, absl::Now() - start);
-  return squares;
-}
-
 void ServingEngine::Apply(std::shared_ptr<const CommitSpec> decision) {
   scheduler_->SubmitControl([this, decision = std::move(decision)](absl::Status status) {
-    {
-      absl::MutexLock lock(&mutex_);
-      if (!step_.Stands(decision)) return;
-    }
     if (status.ok()) {
       const absl::Time start = absl::Now();
       // Checked when the commit came in.
@@ -60,6 +38,7 @@ void ServingEngine::Apply(std::shared_ptr<const CommitSpec> decision) {
     Outbox outbox;
     absl::MutexLock lock(&mutex_);
     step_.Applied(status, outbox);
+    UpdateAdmission(outbox);
   });
 }
 
@@ -67,12 +46,6 @@ absl::Status ServingEngine::ApplyOptimizer(absl::Span<const Hyperparameters> hyp
                                            const CommitSpec& decision) {
   if (decision.fresh_optimizer) SHARDMLP_RETURN_IF_ERROR(parameters_->ResetOptimizer());
   return parameters_->Apply(hyperparameters, decision.gradient_scale);
-}
-
-void ServingEngine::ClearGradients() {
-  scheduler_->SubmitControl([this](const absl::Status& turn) {
-    if (turn.ok() && !options_.frozen) NoteDevice(parameters_->ClearGradients()).IgnoreError();
-  });
 }
 
 void ServingEngine::ReleaseStash() {
@@ -139,31 +112,51 @@ void ServingEngine::SaveCheckpoint(const std::string& name, Done<CheckpointInfo>
 
 void ServingEngine::RestoreCheckpoint(const std::string& name, Done<StepPosition> done) {
   if (const absl::Status status = CheckCheckpoints(); !status.ok()) return done(status);
-  RunOnDevice<StepPosition>(std::move(done), [this, name] { return RestoreNow(name); });
+  scheduler_->SubmitTensorJob([this, name, done = std::move(done)](absl::Status turn) mutable {
+    if (turn.ok()) turn = health();
+    Outbox outbox;
+    // Ahead of loading it, so that one which takes its place meanwhile is another.
+    const CheckpointEdition edition = EditionOf(name);
+    if (turn.ok()) {
+      absl::MutexLock lock(&mutex_);
+      // Each trainer of a run asks for it, and the first has got it for all.
+      const std::optional<StepPosition> restored = step_.AlreadyRestored(edition);
+      if (restored.has_value()) return outbox.Add(std::move(done), absl::StatusOr<StepPosition>(*restored));
+    }
+    // Everything that can be wrong with the checkpoint is found here, before anything is changed.
+    absl::StatusOr<std::shared_ptr<Checkpoint>> checkpoint = turn.ok() ? OpenCheckpoint(name) : turn;
+    if (!checkpoint.ok()) return outbox.Add(std::move(done), absl::StatusOr<StepPosition>(checkpoint.status()));
+    absl::MutexLock lock(&mutex_);
+    opened_edition_ = edition;
+    opened_ = *std::move(checkpoint);
+    step_.Restore(edition, std::move(done), outbox);
+  });
 }
 
-absl::StatusOr<StepPosition> ServingEngine::RestoreNow(const std::string& name) {
-  // Ahead of loading it, so that one which takes its place meanwhile is another.
-  const absl::StatusOr<FileSum> edition = checkpoints_->Edition(name);  // where there is none, Load says why
+absl::StatusOr<std::shared_ptr<Checkpoint>> ServingEngine::OpenCheckpoint(const std::string& name) {
+  SHARDMLP_ASSIGN_OR_RETURN(std::shared_ptr<Checkpoint> checkpoint, checkpoints_->Load(name));
+  SHARDMLP_RETURN_IF_ERROR(parameters_->CheckRestorable(*checkpoint));
+  return checkpoint;
+}
+
+CheckpointEdition ServingEngine::EditionOf(const std::string& name) const {
+  const absl::StatusOr<FileSum> sum = checkpoints_->Edition(name);  // where there is none, Load says why
+  return {name, sum.ok() ? absl::StrCat(sum->size, " bytes, ", absl::Hex(sum->xxh3_64)) : ""};
+}
+
+absl::StatusOr<int64_t> ServingEngine::RestoreHere(const CheckpointEdition& edition) {
+  std::shared_ptr<Checkpoint> checkpoint;
   {
     absl::MutexLock lock(&mutex_);
-    // Each trainer of a run asks for it, and the first has got it for all.
-    const bool untouched = step_.position() == restored_position_ && !step_.InProgress();
-    if (untouched && edition.ok() && restored_ == std::pair(name, *edition)) return restored_position_;
+    if (edition == opened_edition_) checkpoint = std::move(opened_);
   }
-  // Everything that can be wrong with the checkpoint is found here, before anything is changed.
-  SHARDMLP_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, checkpoints_->Load(name));
-  SHARDMLP_RETURN_IF_ERROR(parameters_->CheckRestorable(*checkpoint));
-  // From here on a failure leaves half of it in place, which must not be served.
-  SHARDMLP_RETURN_IF_ERROR(
-      NoteDevice(Annotate(parameters_->Restore(*checkpoint), absl::StrCat("checkpoint ", name, " in part restored"))));
-  Outbox outbox;
-  absl::MutexLock lock(&mutex_);
-  step_.Restored(checkpoint->step(), outbox);
-  restored_.reset();
-  if (edition.ok()) restored_.emplace(name, *edition);
-  restored_position_ = step_.position();
-  return restored_position_;
+  if (checkpoint == nullptr) {
+    SHARDMLP_ASSIGN_OR_RETURN(checkpoint, OpenCheckpoint(edition.name));
+  }
+  // A failure leaves half of it in place, which must not be served.
+  SHARDMLP_RETURN_IF_ERROR(NoteDevice(
+      Annotate(parameters_->Restore(*checkpoint), absl::StrCat("checkpoint ", edition.name, " in part restored"))));
+  return checkpoint->step();
 }
 
 void ServingEngine::ListCheckpoints(Done<std::vector<CheckpointInfo>> done) {

@@ -1,4 +1,4 @@
-// Answers that were decided under a lock and are given after it.
+// What was decided under a lock and is done after it: answers above all.
 #pragma once
 
 #include <utility>
@@ -15,16 +15,17 @@ class Outbox {
   Outbox(const Outbox&) = delete;
   Outbox& operator=(const Outbox&) = delete;
   ~Outbox() {
-    for (auto& answer : answers_) answer();
+    for (auto& action : actions_) action();
   }
 
   template <typename Callback, typename Result>
   void Add(Callback done, Result result) {
-    answers_.push_back([done = std::move(done), result = std::move(result)]() mutable { done(std::move(result)); });
+    Do([done = std::move(done), result = std::move(result)]() mutable { done(std::move(result)); });
   }
+  void Do(absl::AnyInvocable<void()> action) { actions_.push_back(std::move(action)); }
 
  private:
-  std::vector<absl::AnyInvocable<void()>> answers_;
+  std::vector<absl::AnyInvocable<void()>> actions_;
 };
 
 }  // namespace shardmlp

@@ -1,7 +1,6 @@
 #include "server/engine/parameters.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -13,39 +12,6 @@ namespace {
 constexpr int64_t kAlignment = 64;
 
 int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-absl::Status Drain(Backend& backend, Stream stream) {
-  SHARDMLP_ASSIGN_OR_RETURN(const std::unique_ptr<Event> event, backend.Record(stream));
-  return backend.Synchronize(*event);
-}
-
-// to [cols, rows] = from [rows, cols], transposed, in blocks that stay in the cache.
-void Transpose(const char* from, int64_t rows, int64_t cols, int64_t element_bytes, char* to) {
-  constexpr int64_t kBlock = 64;
-  for (int64_t row_block = 0; row_block < rows; row_block += kBlock) {
-    for (int64_t col_block = 0; col_block < cols; col_block += kBlock) {
-      for (int64_t row = row_block; row < std::min(rows, row_block + kBlock); ++row) {
-        for (int64_t col = col_block; col < std::min(cols, col_block + kBlock); ++col) {
-          std::memcpy(to + (col * rows + row) * element_bytes, from + (row * cols + col) * element_bytes,
-                      element_bytes);
-        }
-      }
-    }
-  }
-}
-
-// Those of the four that the layer has.
-std::vector<MatrixView> MatricesOf(const MlpTensors& tensors) {
-  std::vector<MatrixView> matrices;
-  for (const MatrixView& view : {tensors.gate_up, tensors.gate_up_bias, tensors.down, tensors.down_bias}) {
-    if (!view.empty()) matrices.push_back(view);
-  }
-  return matrices;
-}
-
-// The file's [rows, cols]; a one-dimensional tensor is one row.
-int64_t FileRows(const TensorSpec& tensor) { return tensor.shape.size() == 1 ? 1 : tensor.shape[0]; }
-int64_t FileCols(const TensorSpec& tensor) { return tensor.shape.back(); }
 
 }  // namespace
 
@@ -74,6 +40,14 @@ absl::StatusOr<LayerTensors> LayerTensors::Allocate(Backend& backend, const MlpC
   return tensors;
 }
 
+std::vector<MatrixView> LayerTensors::matrices() const {
+  std::vector<MatrixView> matrices;
+  for (const MatrixView& view : {views.gate_up, views.gate_up_bias, views.down, views.down_bias}) {
+    if (!view.empty()) matrices.push_back(view);
+  }
+  return matrices;
+}
+
 absl::StatusOr<std::unique_ptr<Parameters>> Parameters::Create(Backend& backend, const ModelSpec& model, bool frozen,
                                                                const ModelFolder& folder) {
   std::unique_ptr<Parameters> parameters(new Parameters(backend, model, frozen));
@@ -85,12 +59,17 @@ absl::StatusOr<std::unique_ptr<Parameters>> Parameters::Create(Backend& backend,
     SHARDMLP_RETURN_IF_ERROR(folder.Read(tensor, read));
     SHARDMLP_RETURN_IF_ERROR(backend.Copy(Stream::kCompute, read, masters));
     SHARDMLP_RETURN_IF_ERROR(parameters->RoundWeights(tensor));
-    SHARDMLP_RETURN_IF_ERROR(Drain(backend, Stream::kCompute));
+    SHARDMLP_RETURN_IF_ERROR(parameters->Drain());
   }
   if (frozen) return parameters;
   SHARDMLP_RETURN_IF_ERROR(parameters->ClearGradients());
   SHARDMLP_RETURN_IF_ERROR(parameters->ResetOptimizer());
   return parameters;
+}
+
+absl::Status Parameters::Drain() {
+  SHARDMLP_ASSIGN_OR_RETURN(const std::unique_ptr<Event> event, backend_.Record(Stream::kCompute));
+  return backend_.Synchronize(*event);
 }
 
 absl::Status Parameters::AllocateLayers() {
@@ -107,7 +86,7 @@ absl::Status Parameters::AllocateLayers() {
     SHARDMLP_ASSIGN_OR_RETURN(layer.moment2, LayerTensors::Allocate(backend_, spec.mlp, accumulator));
   }
   SHARDMLP_ASSIGN_OR_RETURN(squares_, backend_.Allocate(Memory::kStaging, model_.tensors.size() * sizeof(double)));
-  return Drain(backend_, Stream::kCompute);
+  return Drain();
 }
 
 Parameters::Layer& Parameters::LayerOf(const TensorSpec& tensor) {
@@ -138,7 +117,7 @@ const MlpTensors* Parameters::gradients(size_t layer) const {
 std::vector<MatrixView> Parameters::all_gradients() const {
   std::vector<MatrixView> gradients;
   for (const Layer& layer : layers_) {
-    for (const MatrixView& view : MatricesOf(layer.gradients.views)) gradients.push_back(view);
+    for (const MatrixView& view : layer.gradients.matrices()) gradients.push_back(view);
   }
   return gradients;
 }
@@ -157,7 +136,7 @@ absl::StatusOr<std::vector<double>> Parameters::GradientSquares() {
     const MatrixView gradient = ViewOf(tensor, LayerOf(tensor).gradients.views);
     SHARDMLP_RETURN_IF_ERROR(backend_.SumOfSquares(gradient, squares + i));
   }
-  SHARDMLP_RETURN_IF_ERROR(Drain(backend_, Stream::kCompute));
+  SHARDMLP_RETURN_IF_ERROR(Drain());
   return std::vector<double>(squares, squares + model_.tensors.size());
 }
 
@@ -176,13 +155,13 @@ absl::Status Parameters::CheckOptimizer(absl::Span<const Hyperparameters> hyperp
 absl::Status Parameters::ResetOptimizer() {
   for (const Layer& layer : layers_) {
     for (const LayerTensors* moments : {&layer.moment1, &layer.moment2}) {
-      for (const MatrixView& view : MatricesOf(moments->views)) {
+      for (const MatrixView& view : moments->matrices()) {
         SHARDMLP_RETURN_IF_ERROR(backend_.Zero(Stream::kCompute, view));
       }
     }
   }
   updates_.assign(model_.tensors.size(), {});
-  return Drain(backend_, Stream::kCompute);
+  return Drain();
 }
 
 absl::Status Parameters::Apply(absl::Span<const Hyperparameters> hyperparameters, double gradient_scale) {
@@ -203,92 +182,7 @@ absl::Status Parameters::Apply(absl::Span<const Hyperparameters> hyperparameters
     SHARDMLP_RETURN_IF_ERROR(backend_.Update(update));
   }
   SHARDMLP_RETURN_IF_ERROR(ClearGradients());
-  return Drain(backend_, Stream::kCompute);
-}
-
-absl::Status Parameters::ReadRows(const TensorSpec& tensor, int64_t row_begin, int64_t row_count, absl::Span<char> to) {
-  return ReadView(tensor, ViewOf(tensor, LayerOf(tensor).weights.views), row_begin, row_count, to);
-}
-
-absl::Status Parameters::ReadView(const TensorSpec& tensor, ConstMatrixView view, int64_t row_begin, int64_t row_count,
-                                  absl::Span<char> to) {
-  const ConstMatrixView part = tensor.transposed ? view.Cols(row_begin, row_count) : view.Rows(row_begin, row_count);
-  if (part.empty()) return absl::OkStatus();
-  SHARDMLP_ASSIGN_OR_RETURN(const Buffer host, backend_.Allocate(Memory::kStaging, part.byte_count()));
-  SHARDMLP_RETURN_IF_ERROR(backend_.Copy(Stream::kCompute, part, host.View(part.rows, part.cols, part.dtype)));
-  SHARDMLP_RETURN_IF_ERROR(Drain(backend_, Stream::kCompute));
-  const char* data = static_cast<const char*>(host.data());
-  if (tensor.transposed) {
-    Transpose(data, part.rows, part.cols, SizeOf(part.dtype), to.data());
-  } else {
-    std::memcpy(to.data(), data, to.size());
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Parameters::WriteView(const TensorSpec& tensor, MatrixView view, absl::Span<const char> from) {
-  SHARDMLP_ASSIGN_OR_RETURN(const Buffer host, backend_.Allocate(Memory::kStaging, view.byte_count()));
-  char* data = static_cast<char*>(host.data());
-  if (tensor.transposed) {
-    Transpose(from.data(), FileRows(tensor), FileCols(tensor), SizeOf(view.dtype), data);
-  } else {
-    std::memcpy(data, from.data(), from.size());
-  }
-  SHARDMLP_RETURN_IF_ERROR(backend_.Copy(Stream::kCompute, host.View(view.rows, view.cols, view.dtype), view));
-  return Drain(backend_, Stream::kCompute);
-}
-
-CheckpointTensor Parameters::Saved(const TensorSpec& tensor, const std::string& suffix, const MlpTensors& tensors) {
-  const MatrixView view = ViewOf(tensor, tensors);
-  return {tensor.name + suffix, view.dtype, tensor.shape,
-          [this, &tensor, view](absl::Span<char> out) { return ReadView(tensor, view, 0, FileRows(tensor), out); }};
-}
-
-CheckpointState Parameters::Snapshot(int64_t step) {
-  CheckpointState state;
-  state.step = step;
-  state.updates = updates_;
-  for (const TensorSpec& tensor : model_.tensors) {
-    const Layer& layer = LayerOf(tensor);
-    state.weights.push_back(Saved(tensor, "", layer.weights.views));
-    if (layer.master.buffer.data() != nullptr) state.optimizer.push_back(Saved(tensor, ".master", layer.master.views));
-    state.optimizer.push_back(Saved(tensor, ".moment1", layer.moment1.views));
-    state.optimizer.push_back(Saved(tensor, ".moment2", layer.moment2.views));
-  }
-  return state;
-}
-
-std::vector<Parameters::Restored> Parameters::RestoredTensors() {
-  std::vector<Restored> restored;
-  for (const TensorSpec& tensor : model_.tensors) {
-    Layer& layer = LayerOf(tensor);
-    const auto add = [&](absl::string_view suffix, const MlpTensors& tensors) {
-      restored.push_back({&tensor, absl::StrCat(tensor.name, suffix), ViewOf(tensor, tensors)});
-    };
-    add("", layer.weights.views);
-    if (frozen_) continue;
-    if (layer.master.buffer.data() != nullptr) add(".master", layer.master.views);
-    add(".moment1", layer.moment1.views);
-    add(".moment2", layer.moment2.views);
-  }
-  return restored;
-}
-
-absl::Status Parameters::CheckRestorable(const Checkpoint& checkpoint) {
-  for (const Restored& restored : RestoredTensors()) {
-    SHARDMLP_RETURN_IF_ERROR(checkpoint.Check(restored.name, restored.view.dtype, restored.view.byte_count()));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Parameters::Restore(const Checkpoint& checkpoint) {
-  for (const Restored& restored : RestoredTensors()) {
-    std::vector<char> bytes(restored.view.byte_count());
-    SHARDMLP_RETURN_IF_ERROR(checkpoint.Read(restored.name, restored.view.dtype, absl::MakeSpan(bytes)));
-    SHARDMLP_RETURN_IF_ERROR(WriteView(*restored.tensor, restored.view, bytes));
-  }
-  updates_ = checkpoint.updates();
-  return absl::OkStatus();
+  return Drain();
 }
 
 }  // namespace shardmlp

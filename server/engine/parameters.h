@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -23,10 +24,14 @@ struct LayerTensors {
   Buffer buffer;
   MlpTensors views;  // absent ones empty
 
+  // Those of the four that the layer has; none where nothing is allocated.
+  std::vector<MatrixView> matrices() const;
+
   static absl::StatusOr<LayerTensors> Allocate(Backend& backend, const MlpConfig& mlp, DType dtype);
 };
 
-// For the device thread alone, but for weights() and gradients(), whose views are constant after construction.
+// For the device thread alone, but for weights(), gradients(), all_gradients() and state(), whose views are constant
+// after construction.
 // Everything that reads or writes a tensor "as the file has it" is in its Hugging Face shape, row-major.
 class Parameters {
  public:
@@ -60,6 +65,14 @@ class Parameters {
   // The weights, and the optimizer's state where not frozen. A failure leaves a part of them as they were.
   absl::Status Restore(const Checkpoint& checkpoint);
 
+  // What replicas have in common between steps: every matrix of weights, masters and moments, in one order on all of
+  // them, and the update histories.
+  std::vector<MatrixView> state() const;
+  const std::vector<UpdateHistory>& updates() const { return updates_; }
+  void set_updates(std::vector<UpdateHistory> updates) { updates_ = std::move(updates); }
+  // XXH3-64 of a layer's weights. Where memory is unified any thread may ask, as long as none changes them.
+  absl::StatusOr<uint64_t> LayerChecksum(size_t layer);
+
  private:
   struct Layer {
     LayerTensors weights;
@@ -73,6 +86,8 @@ class Parameters {
       : backend_(backend), model_(model), frozen_(frozen), updates_(model.tensors.size()) {}
 
   absl::Status AllocateLayers();
+  // Waits for what was enqueued on Stream::kCompute.
+  absl::Status Drain();
   Layer& LayerOf(const TensorSpec& tensor);
   // The masters: what the optimizer updates. The weights themselves where they are f32 or f64.
   MlpTensors& MastersOf(Layer& layer);

@@ -28,8 +28,7 @@ int64_t FirstWeightsVersion(const EngineOptions& options) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options, std::unique_ptr<Backend> backend,
-                                                       const ModelFolder& folder,
-                                                       std::unique_ptr<ReplicaGroup> replicas,
+                                                       const ModelFolder& folder, std::unique_ptr<Replicas> replicas,
                                                        std::unique_ptr<CheckpointStore> checkpoints, Metrics& metrics) {
   if (!backend->Computes(folder.spec().dtype)) {
     return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidDType,
@@ -44,7 +43,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
 }
 
 ServingEngine::ServingEngine(const EngineOptions& options, const ModelSpec& model, const MemoryPlan& plan,
-                             std::shared_ptr<Backend> backend, std::unique_ptr<ReplicaGroup> replicas,
+                             std::shared_ptr<Backend> backend, std::unique_ptr<Replicas> replicas,
                              std::unique_ptr<CheckpointStore> checkpoints, Metrics& metrics)
     : options_(options),
       model_(model),
@@ -55,7 +54,8 @@ ServingEngine::ServingEngine(const EngineOptions& options, const ModelSpec& mode
       metrics_(metrics),
       sessions_(
           {options.max_session_count, options.lease, options.frozen, options.ReadersShare(options.max_session_count)}),
-      step_(*this, metrics, TensorNames(model), options.seal_timeout, FirstWeightsVersion(options)) {}
+      step_(*this, *this, metrics, TensorNames(model), options.seal_timeout, FirstWeightsVersion(options),
+            replicas_->rank()) {}
 
 ServingEngine::~ServingEngine() { Shutdown(); }
 
@@ -82,7 +82,25 @@ absl::Status ServingEngine::Start(const ModelFolder& folder) {
   metrics_.SetPlannedBytes(MemoryUse::kLedger, plan_.ledger_bytes);
   metrics_.SetPlannedBytes(MemoryUse::kStash, plan_.stash_bytes);
   scheduler_ = std::make_unique<Scheduler>(depth);
+  sync_ = std::make_unique<JobThread>();
+  if (!options_.restore.empty()) {
+    SHARDMLP_RETURN_IF_ERROR(
+        Annotate(StartFromCheckpoint(), absl::StrCat("can't start from checkpoint ", options_.restore)));
+  }
   watch_ = std::thread([this] { WatchTime(); });
+  JoinReplicas();
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(this, &ServingEngine::formed_or_failed));
+  return health_;
+}
+
+absl::Status ServingEngine::StartFromCheckpoint() {
+  SHARDMLP_RETURN_IF_ERROR(CheckCheckpoints());
+  const CheckpointEdition edition = EditionOf(options_.restore);
+  SHARDMLP_ASSIGN_OR_RETURN(const int64_t step, RestoreHere(edition));
+  Outbox outbox;
+  absl::MutexLock lock(&mutex_);
+  step_.Restored(edition, step, outbox);
   return absl::OkStatus();
 }
 
@@ -101,10 +119,13 @@ void ServingEngine::UpdateSessionMetrics() {
 }
 
 absl::StatusOr<SessionGrant> ServingEngine::OpenSession(const SessionSpec& spec) {
+  Outbox outbox;
   absl::MutexLock lock(&mutex_);
   if (draining_) return ShuttingDown();
+  const bool trains = spec.role == SessionRole::kTrain && !options_.frozen;
+  if (trains) SHARDMLP_RETURN_IF_ERROR(step_.CheckTrainer(spec));
   SHARDMLP_ASSIGN_OR_RETURN(const int64_t session_id, sessions_.Open(spec, options_.clock()));
-  if (spec.role == SessionRole::kTrain && !options_.frozen) step_.AddTrainer(session_id, spec);
+  if (trains) step_.AddTrainer(session_id, spec, outbox);
   UpdateSessionMetrics();
   const bool run_under_way = spec.role == SessionRole::kTrain && step_.RunUnderWay(session_id);
   return SessionGrant{session_id, options_.lease, step_.position(), run_under_way};
@@ -127,7 +148,7 @@ absl::Status ServingEngine::CloseSession(int64_t session_id) {
 
 absl::Status ServingEngine::CheckStepCaller(int64_t session_id) {
   if (stopping_) return ShuttingDown();
-  SHARDMLP_RETURN_IF_ERROR(health_);
+  SHARDMLP_RETURN_IF_ERROR(Usable());
   return sessions_.Find(session_id, options_.clock()).status();
 }
 
@@ -193,6 +214,11 @@ absl::Status ServingEngine::health() const {
   return health_;
 }
 
+absl::Status ServingEngine::usable() const {
+  absl::MutexLock lock(&mutex_);
+  return Usable();
+}
+
 void ServingEngine::Shutdown() {
   std::vector<std::weak_ptr<TileCall>> calls;
   {
@@ -204,6 +230,7 @@ void ServingEngine::Shutdown() {
     step_.Stop(ShuttingDown(), outbox);
   }
   if (watch_.joinable()) watch_.join();
+  StopReplicas();
   if (scheduler_ != nullptr) scheduler_->Stop();
   for (const std::weak_ptr<TileCall>& weak : calls) {
     if (const std::shared_ptr<TileCall> call = weak.lock()) call->Fail(ShuttingDown());

@@ -1,6 +1,8 @@
 // The Engine: puts sessions, the step protocol, calls, the device thread and the parameters together.
 #pragma once
 
+#include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +14,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
 #include "server/engine/engine.h"
+#include "server/engine/job_thread.h"
 #include "server/engine/lane.h"
 #include "server/engine/parameters.h"
 #include "server/engine/scheduler.h"
@@ -24,11 +27,15 @@
 namespace shardmlp {
 
 // One lock, `mutex_`, guards sessions, step and calls; it is never held over device work or a callback. Parameters and
-// TileCompute belong to the scheduler's device thread.
-class ServingEngine final : public Engine, private StepDevice, private CallHost {
+// TileCompute belong to the scheduler's device thread. What waits for other replicas does so on the sync thread.
+class ServingEngine final : public Engine,
+                            private StepDevice,
+                            private StepPeers,
+                            private ReplicaObserver,
+                            private CallHost {
  public:
   ServingEngine(const EngineOptions& options, const ModelSpec& model, const MemoryPlan& plan,
-                std::shared_ptr<Backend> backend, std::unique_ptr<ReplicaGroup> replicas,
+                std::shared_ptr<Backend> backend, std::unique_ptr<Replicas> replicas,
                 std::unique_ptr<CheckpointStore> checkpoints, Metrics& metrics);
   ~ServingEngine() override;
 
@@ -39,6 +46,7 @@ class ServingEngine final : public Engine, private StepDevice, private CallHost 
   bool frozen() const override { return options_.frozen; }
   EngineLimits limits() const override { return {plan_.tile_row_count, options_.max_call_count}; }
   MemoryPlan memory_plan() const override { return plan_; }
+  ReplicaPlace replica() const override;
   StepPosition position() const override;
   std::vector<TrainerStatus> trainers() const override;
 
@@ -66,11 +74,29 @@ class ServingEngine final : public Engine, private StepDevice, private CallHost 
   absl::Status health() const override;
 
  private:
-  // StepDevice; under mutex_.
-  void SumGradients(StepPosition of) override;
+  class DeviceHold;
+  // As ReplicaState::step: no whole state is here; it is to come from whoever has one.
+  static constexpr int64_t kNoStep = -1;
+  struct Proposal {
+    int64_t generation = 0;
+    std::string message;
+  };
+
+  // StepDevice and StepPeers.
+  void SumGradients(StepPosition of) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Apply(std::shared_ptr<const CommitSpec> decision) override;
-  void ClearGradients() override;
-  void ReleaseStash() override;
+  void ClearGradients() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReleaseStash() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Restore(int from, const CheckpointEdition& checkpoint) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Propose(const StepMessage& message, Outbox& outbox) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Rejoin(Outbox& outbox) override;
+
+  // ReplicaObserver.
+  void Formed(const Generation& generation) override;
+  void Agreed(int64_t index, int from_rank, const std::string& message) override;
+  void Stable(int64_t index) override;
+  void Lost(const absl::Status& why) override;
+  void Refused(const absl::Status& why) override;
 
   // CallHost.
   absl::StatusOr<Admitted> StartTile(const CallSpec& spec, const Tile& tile, TileRows rows) override;
@@ -97,21 +123,55 @@ class ServingEngine final : public Engine, private StepDevice, private CallHost 
   void RunOnDevice(Done<T> done, absl::AnyInvocable<absl::StatusOr<T>()> job);
   // Passes on a status of the device; a failure of the device itself ends health.
   absl::Status NoteDevice(absl::Status status);
-  // Sums the gradients, and returns each one's squares. On the device thread, as RestoreNow.
-  absl::StatusOr<std::vector<double>> SumOverReplicas();
+  // Ends health, and this server's part among its replicas.
+  void Fail(const absl::Status& why);
+  // health(), and whether there are weights to answer from.
+  absl::Status usable() const;
+  absl::Status Usable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return health_.ok() ? whole_ : health_; }
+
+  // Does `work` on the device thread, ahead of tiles, and waits for it.
+  absl::Status OnDevice(const std::function<absl::Status()>& work);
+  // What was proposed, in order; without the lock.
+  void SendProposals();
+  // Whether a replica that came back may be let in now.
+  void UpdateAdmission(Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StopReplicas();
+
+  // On the sync thread.
+  void JoinReplicas();
+  void LeaveReplicas(const absl::Status& why);
+  void GoOnTogether(const Generation& generation);
+  // All replicas get the state of number `root`, whose `header` counts; the device thread must be held. `replaces`:
+  // this one has another.
+  absl::StatusOr<StateHeader> ShareState(const Generation& generation, int root, const StateHeader& header,
+                                         bool replaces);
+  // Sums the gradients, and returns each one's squares.
+  absl::StatusOr<std::vector<double>> SumOverReplicas(const Generation* generation, StepPosition of);
+  // False where the attempt is over at one of them.
+  absl::StatusOr<bool> SumTogether(const Generation& generation, StepPosition of);
+  void TakeGradientsBack();
+  void RestoreTogether(const Generation* generation, int from, const CheckpointEdition& checkpoint);
+
+  // On the device thread, or while it is held.
   absl::Status ApplyOptimizer(absl::Span<const Hyperparameters> hyperparameters, const CommitSpec& decision);
-  absl::StatusOr<StepPosition> RestoreNow(const std::string& name);
+  absl::StatusOr<std::shared_ptr<Checkpoint>> OpenCheckpoint(const std::string& name);
+  // The one that has the name now; without an edition where there is none.
+  CheckpointEdition EditionOf(const std::string& name) const;
+  // The step of the checkpoint.
+  absl::StatusOr<int64_t> RestoreHere(const CheckpointEdition& checkpoint);
+  absl::Status StartFromCheckpoint();
   // Ends what has waited for too long, now and then.
   void WatchTime();
   void UpdateSessionMetrics() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool stopping() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_; }
+  bool formed_or_failed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return formed_ || !health_.ok(); }
   bool no_open_calls() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return open_calls_ == 0; }
 
   const EngineOptions options_;
   const ModelSpec model_;
   const MemoryPlan plan_;
   const std::shared_ptr<Backend> backend_;
-  const std::unique_ptr<ReplicaGroup> replicas_;
+  const std::unique_ptr<Replicas> replicas_;
   const std::unique_ptr<CheckpointStore> checkpoints_;
   Metrics& metrics_;
   std::shared_ptr<LanePool> lanes_;
@@ -121,14 +181,25 @@ class ServingEngine final : public Engine, private StepDevice, private CallHost 
   std::vector<uint64_t> checksums_;
   int64_t checksums_version_ = 0;  // of the weights; 0: none yet
   std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<JobThread> sync_;
 
   mutable absl::Mutex mutex_;
   SessionTable sessions_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Stash> stash_ ABSL_GUARDED_BY(mutex_);
   StepProtocol step_ ABSL_GUARDED_BY(mutex_);
-  // The checkpoint restored last, and where that led.
-  std::optional<std::pair<std::string, FileSum>> restored_ ABSL_GUARDED_BY(mutex_);
-  StepPosition restored_position_ ABSL_GUARDED_BY(mutex_);
+  CheckpointEdition opened_edition_ ABSL_GUARDED_BY(mutex_);  // a checkpoint that is to be restored
+  std::shared_ptr<Checkpoint> opened_ ABSL_GUARDED_BY(mutex_);
+
+  std::shared_ptr<const Generation> generation_ ABSL_GUARDED_BY(mutex_);  // null: none
+  int64_t state_generation_ ABSL_GUARDED_BY(mutex_) = 0;                  // whose state is here; 0: none yet
+  bool formed_ ABSL_GUARDED_BY(mutex_) = false;                           // once there was one
+  bool admitting_ ABSL_GUARDED_BY(mutex_) = false;                        // as Replicas::Admit was told
+  std::deque<Proposal> unsent_ ABSL_GUARDED_BY(mutex_);
+  std::thread::id sender_ ABSL_GUARDED_BY(mutex_);       // who sends them now
+  bool gradients_lent_ ABSL_GUARDED_BY(mutex_) = false;  // to the sync thread, which sums them in place
+  bool clear_owed_ ABSL_GUARDED_BY(mutex_) = false;      // their attempt ended meanwhile
+  absl::Status whole_ ABSL_GUARDED_BY(mutex_);           // else: whose state is half here
+
   std::vector<std::weak_ptr<TileCall>> calls_ ABSL_GUARDED_BY(mutex_);
   int64_t open_calls_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status health_ ABSL_GUARDED_BY(mutex_);

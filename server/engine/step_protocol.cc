@@ -1,59 +1,32 @@
 #include "server/engine/step_protocol.h"
 
 #include <algorithm>
-#include <cmath>
 #include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/status.h"
+#include "server/engine/step_errors.h"
 
 namespace shardmlp {
 namespace {
 
-ErrorMetadata PositionMetadata(const StepPosition& position) {
-  return {{"step", absl::StrCat(position.step)}, {"attempt", absl::StrCat(position.attempt)}};
-}
-
-bool Same(const CommitSpec& a, const CommitSpec& b) {
-  return a.gradient_scale == b.gradient_scale && a.fresh_optimizer == b.fresh_optimizer && a.groups == b.groups;
-}
-
-absl::Status DecisionConflict(const std::string& message) {
-  return Error(absl::StatusCode::kFailedPrecondition, Reason::kDecisionConflict, message);
-}
-
-// `decision` stands; what `spec` says otherwise.
-absl::Status OtherHyperparameters(const CommitSpec& decision, const CommitSpec& spec) {
-  std::string difference = absl::StrCat("another division into groups than its ", decision.groups.size());
-  if (spec.gradient_scale != decision.gradient_scale) {
-    difference = absl::StrCat("gradient_scale ", spec.gradient_scale, " for ", decision.gradient_scale);
-  } else if (spec.fresh_optimizer != decision.fresh_optimizer) {
-    difference = absl::StrCat("fresh_optimizer ", spec.fresh_optimizer, " for ", decision.fresh_optimizer);
-  }
-  for (size_t i = 0; i < std::min(spec.groups.size(), decision.groups.size()); ++i) {
-    const ParameterGroup& got = spec.groups[i];
-    const ParameterGroup& decided = decision.groups[i];
-    if (got.tensors != decided.tensors || got.hyperparameters == decided.hyperparameters) continue;
-    difference =
-        absl::StrCat("group ", i, " as ", Describe(got.hyperparameters), " for ", Describe(decided.hyperparameters));
-    break;
-  }
-  return DecisionConflict(absl::StrCat("another trainer committed step ", decision.step,
-                                       " with other hyperparameters; this one has ", difference,
-                                       ". Commit with those, or restore a checkpoint on all trainers"));
-}
-
-bool IsStep(const CommitSpec* commit, int64_t step, int64_t attempt) {
-  return commit != nullptr && commit->step == step && commit->attempt == attempt;
+template <typename Spec>
+bool IsOf(const Spec& spec, const CommitSpec& decision) {
+  return spec.step == decision.step && spec.attempt == decision.attempt;
 }
 
 }  // namespace
 
-StepProtocol::StepProtocol(StepDevice& device, Metrics& metrics, std::vector<std::string> tensors,
-                           absl::Duration seal_timeout, int64_t first_weights_version)
-    : device_(device), metrics_(metrics), tensors_(std::move(tensors)), seal_timeout_(seal_timeout) {
+StepProtocol::StepProtocol(StepDevice& device, StepPeers& peers, Metrics& metrics, std::vector<std::string> tensors,
+                           absl::Duration seal_timeout, int64_t first_weights_version, int rank)
+    : device_(device),
+      peers_(peers),
+      metrics_(metrics),
+      tensors_(std::move(tensors)),
+      seal_timeout_(seal_timeout),
+      rank_(rank) {
   position_.weights_version = first_weights_version;
 }
 
@@ -65,28 +38,31 @@ std::vector<TrainerStatus> StepProtocol::trainers() const {
   return trainers;
 }
 
-void StepProtocol::AddTrainer(int64_t session_id, const SessionSpec& spec) {
-  trainers_.try_emplace(session_id, Trainer{.spec = spec});
+void StepProtocol::AddTrainer(int64_t session_id, const SessionSpec& spec, Outbox& outbox) {
+  refused_.erase(session_id);
+  if (trainers_.try_emplace(session_id, Trainer{.spec = spec}).second) ProposeReport(outbox);
 }
 
 void StepProtocol::RemoveTrainer(int64_t session_id, bool lost, Outbox& outbox) {
+  refused_.erase(session_id);
   const auto trainer = trainers_.find(session_id);
   if (trainer == trainers_.end()) return;
   const SessionSpec spec = trainer->second.spec;
   const bool took_part = trainer->second.sealed || !ledger_.RowsOf(session_id).empty();
-  const bool in_progress = InProgress();
+  const bool in_progress = InProgress() || roll_.InProgress(position_);
   trainers_.erase(trainer);
   // A decided step is applied whoever is left.
-  if (phase_ == Phase::kApplying) return;
-  if (took_part || (lost && in_progress)) {
-    EndAttempt(StepOutcome::kAborted,
+  if (phase_ != Phase::kApplying && (took_part || (lost && in_progress))) {
+    ProposeEnd(StepOutcome::kAborted,
                absl::StrCat("trainer rank ", spec.trainer_rank, " of run '", spec.run_id, "' ",
                             lost ? "was lost: its lease ended" : "closed its session in mid-step"),
                outbox);
   }
+  ProposeReport(outbox);
 }
 
 absl::StatusOr<StepProtocol::Trainer*> StepProtocol::FindTrainer(int64_t session_id) {
+  if (const auto refused = refused_.find(session_id); refused != refused_.end()) return refused->second;
   const auto trainer = trainers_.find(session_id);
   if (trainer == trainers_.end()) {
     return Error(absl::StatusCode::kFailedPrecondition, Reason::kFrozen,
@@ -100,28 +76,30 @@ absl::Status StepProtocol::CheckOpen(int64_t step, int64_t attempt) const {
   const std::string message = absl::StrCat("got step ", step, " attempt ", attempt, "; step ", position_.step,
                                            " attempt ", position_.attempt, " is open");
   if (attempt < position_.attempt) {
-    return Error(absl::StatusCode::kAborted, Reason::kStepAborted,
-                 absl::StrCat("the attempt is over (", end_reason_, "): ", message), PositionMetadata(position_));
+    return StepAborted(absl::StrCat("the attempt is over (", end_reason_, "): ", message), position_);
   }
   return Error(absl::StatusCode::kFailedPrecondition, Reason::kStaleAttempt, message, PositionMetadata(position_));
 }
 
 absl::StatusOr<LedgerVerdict> StepProtocol::Admit(const Contribution& contribution, int64_t step, int64_t attempt,
-                                                  const std::string& non_finite) {
+                                                  const std::string& non_finite, Outbox& outbox) {
   SHARDMLP_RETURN_IF_ERROR(CheckOpen(step, attempt));
   const auto trainer = trainers_.find(contribution.session_id);
   if (trainer == trainers_.end()) {
+    if (const auto refused = refused_.find(contribution.session_id); refused != refused_.end()) return refused->second;
     return Error(absl::StatusCode::kNotFound, Reason::kUnknownSession,
                  absl::StrCat("session ", contribution.session_id, " ended while its call was open"));
   }
   SHARDMLP_ASSIGN_OR_RETURN(const LedgerVerdict verdict, ledger_.Check(contribution));
   if (verdict == LedgerVerdict::kRepeat) return verdict;
-  if (trainer->second.sealed || phase_ != Phase::kOpen) {
+  if (trainer->second.sealed || (phase_ != Phase::kOpen && phase_ != Phase::kRestoring)) {
     return Error(absl::StatusCode::kFailedPrecondition, Reason::kAlreadySealed,
                  absl::StrCat("session ", contribution.session_id, " has sealed step ", step,
                               " and can add no rows to it; got call ", contribution.call_id));
   }
+  const bool first = !InProgress();
   ledger_.Mark(contribution);
+  if (first) ProposeReport(outbox);
   if (!non_finite.empty() && non_finite_origin_.empty()) {
     non_finite_origin_ = non_finite;
     metrics_.CountNonFinite();  // the attempt, once
@@ -150,38 +128,21 @@ absl::Status StepProtocol::CheckRows(const SealSpec& spec) const {
                metadata);
 }
 
-bool StepProtocol::AllSealed() const {
-  if (trainers_.empty()) return false;
-  if (static_cast<int>(trainers_.size()) < trainers_.begin()->second.spec.trainer_count) return false;
-  return std::all_of(trainers_.begin(), trainers_.end(), [](const auto& entry) { return entry.second.sealed; });
-}
-
 std::string StepProtocol::Missing() const {
-  if (trainers_.empty()) return "every trainer (not connected)";
-  std::map<int, bool> sealed;
-  for (const auto& [session_id, trainer] : trainers_) sealed[trainer.spec.trainer_rank] = trainer.sealed;
-  std::vector<std::string> missing;
-  for (int rank = 0; rank < trainers_.begin()->second.spec.trainer_count; ++rank) {
-    if (!sealed.contains(rank)) {
-      missing.push_back(absl::StrCat("rank ", rank, " (not connected)"));
-    } else if (!sealed[rank]) {
-      missing.push_back(absl::StrCat("rank ", rank));
-    }
-  }
-  return absl::StrJoin(missing, ", ");
+  return formed_ ? roll_.Missing(position_) : absl::StrCat("the other replicas (", loss_, ")");
 }
 
 void StepProtocol::Seal(const SealSpec& spec, absl::Time now, SealDone done, Outbox& outbox) {
   const absl::StatusOr<Trainer*> trainer = FindTrainer(spec.session_id);
   if (!trainer.ok()) return outbox.Add(std::move(done), absl::StatusOr<SealResult>(trainer.status()));
-  if (IsStep(last_commit_.get(), spec.step, spec.attempt)) {
-    return outbox.Add(std::move(done), absl::StatusOr<SealResult>(last_sealed_));
+  if (committed_.has_value() && IsOf(spec, committed_->decision)) {
+    return outbox.Add(std::move(done), absl::StatusOr<SealResult>(committed_->sealed));
   }
   absl::Status status = CheckOpen(spec.step, spec.attempt);
   if (status.ok()) status = CheckRows(spec);
   if (!status.ok()) return outbox.Add(std::move(done), absl::StatusOr<SealResult>(status));
   if (sealed_.has_value()) return outbox.Add(std::move(done), absl::StatusOr<SealResult>(*sealed_));
-  (*trainer)->sealed = true;
+  const bool first = !std::exchange((*trainer)->sealed, true);
   if (waiting_seals_.empty()) first_seal_ = now;
   const auto earlier = std::find_if(waiting_seals_.begin(), waiting_seals_.end(),
                                     [&](const WaitingSeal& seal) { return seal.session_id == spec.session_id; });
@@ -193,55 +154,21 @@ void StepProtocol::Seal(const SealSpec& spec, absl::Time now, SealDone done, Out
     waiting_seals_.erase(earlier);
   }
   waiting_seals_.push_back({spec.session_id, now + seal_timeout_, std::move(done)});
-  if (phase_ == Phase::kOpen && AllSealed()) {
-    phase_ = Phase::kSumming;
-    metrics_.ObserveStepPhase(StepPhase::kSeal, now - first_seal_);
-    device_.SumGradients(position_);
-  }
-}
-
-void StepProtocol::Summed(StepPosition of, absl::StatusOr<std::vector<double>> sums, Outbox& outbox) {
-  if (phase_ != Phase::kSumming || !(of == position_)) return;
-  if (!sums.ok()) {
-    return EndAttempt(StepOutcome::kAborted,
-                      absl::StrCat("the gradients could not be summed: ", sums.status().message()), outbox);
-  }
-  SealResult result;
-  result.tensor_sums_of_squares = *std::move(sums);
-  result.non_finite_origin = non_finite_origin_;
-  for (size_t i = 0; i < result.tensor_sums_of_squares.size() && result.non_finite_origin.empty(); ++i) {
-    if (std::isfinite(result.tensor_sums_of_squares[i])) continue;
-    result.non_finite_origin = absl::StrCat("the gradient of ", tensors_[i]);
-    metrics_.CountNonFinite();
-  }
-  result.finite = result.non_finite_origin.empty();
-  for (const auto& [session_id, trainer] : trainers_) {
-    for (const auto& [layer, rows] : ledger_.RowsOf(session_id)) result.rows[layer] += rows;
-  }
-  phase_ = Phase::kSealed;
-  sealed_ = result;
-  AnswerSeals(result, outbox);
-}
-
-void StepProtocol::AnswerSeals(const absl::StatusOr<SealResult>& result, Outbox& outbox) {
-  for (WaitingSeal& seal : waiting_seals_) outbox.Add(std::move(seal.done), result);
-  waiting_seals_.clear();
+  if (first) ProposeReport(outbox);
 }
 
 void StepProtocol::Commit(const CommitSpec& spec, PositionDone done, Outbox& outbox) {
   const auto answer = [&](absl::StatusOr<StepPosition> result) { outbox.Add(std::move(done), std::move(result)); };
   const absl::StatusOr<Trainer*> trainer = FindTrainer(spec.session_id);
   if (!trainer.ok()) return answer(trainer.status());
-  if (IsStep(last_commit_.get(), spec.step, spec.attempt)) {
-    if (Same(*last_commit_, spec)) return answer(last_committed_position_);
-    return answer(OtherHyperparameters(*last_commit_, spec));
+  if (committed_.has_value() && IsOf(spec, committed_->decision)) {
+    if (!Same(committed_->decision, spec)) return answer(OtherHyperparameters(committed_->decision, spec));
+    if (committed_by_all_) return answer(committed_->position);
+    return untold_commits_.push_back(std::move(done));
   }
   if (const absl::Status status = CheckOpen(spec.step, spec.attempt); !status.ok()) return answer(status);
-  if (decision_ != nullptr) {
-    if (Same(*decision_, spec)) return waiting_commits_.push_back(std::move(done));
-    return answer(OtherHyperparameters(*decision_, spec));
-  }
-  if (phase_ != Phase::kSealed) {
+  if (decision_ != nullptr && !Same(*decision_, spec)) return answer(OtherHyperparameters(*decision_, spec));
+  if (!sealed_.has_value()) {
     return answer(Error(absl::StatusCode::kFailedPrecondition, Reason::kNotSealed,
                         absl::StrCat("step ", spec.step, " is not sealed by all; ",
                                      phase_ == Phase::kSumming ? "its gradients are being summed"
@@ -253,92 +180,80 @@ void StepProtocol::Commit(const CommitSpec& spec, PositionDone done, Outbox& out
               absl::StrCat("step ", spec.step, " is not finite (", sealed_->non_finite_origin, "); discard it"),
               {{"origin", sealed_->non_finite_origin}}));
   }
-  decision_ = std::make_shared<const CommitSpec>(spec);
-  waiting_commits_.push_back(std::move(done));
-  phase_ = Phase::kApplying;
-  device_.Apply(decision_);
-}
-
-void StepProtocol::Applied(const absl::Status& status, Outbox& outbox) {
-  if (!status.ok()) {
-    AnswerCommits(status, outbox);
-    return EndAttempt(StepOutcome::kAborted, absl::StrCat("the step could not be applied: ", status.message()), outbox);
-  }
-  last_commit_ = decision_;
-  last_sealed_ = *sealed_;
-  ++position_.step;
-  ++position_.weights_version;
-  last_committed_position_ = position_;
-  for (auto& [session_id, trainer] : trainers_) trainer.committed = true;
-  metrics_.CountStep(StepOutcome::kCommitted);
-  metrics_.SetStep(position_.step, position_.attempt);
-  StartAttempt();
-  device_.ReleaseStash();
-  AnswerCommits(position_, outbox);
-}
-
-void StepProtocol::AnswerCommits(const absl::StatusOr<StepPosition>& result, Outbox& outbox) {
-  for (PositionDone& done : waiting_commits_) outbox.Add(std::move(done), result);
-  waiting_commits_.clear();
+  waiting_commits_.push_back({spec, std::move(done)});
+  // The first is decided on; what the others have to say to that is seen then.
+  if (waiting_commits_.size() == 1 && decision_ == nullptr) peers_.Propose(spec, outbox);
 }
 
 void StepProtocol::Discard(const DiscardSpec& spec, PositionDone done, Outbox& outbox) {
   const auto answer = [&](absl::StatusOr<StepPosition> result) { outbox.Add(std::move(done), std::move(result)); };
   const absl::StatusOr<Trainer*> trainer = FindTrainer(spec.session_id);
   if (!trainer.ok()) return answer(trainer.status());
-  if (IsStep(last_commit_.get(), spec.step, spec.attempt) || IsStep(decision_.get(), spec.step, spec.attempt)) {
-    return answer(DecisionConflict(absl::StrCat(
-        "step ", spec.step,
-        " was committed, by another trainer or before, and can't be discarded. This trainer's own "
-        "half is missing: commit with the same hyperparameters, or restore a checkpoint on all trainers")));
+  if ((committed_.has_value() && IsOf(spec, committed_->decision)) ||
+      (decision_ != nullptr && IsOf(spec, *decision_))) {
+    return answer(CommittedAlready(spec.step));
   }
   const absl::Status open = CheckOpen(spec.step, spec.attempt);
   if (ReasonOf(open) == Reason::kStepAborted) return answer(position_);
   if (!open.ok()) return answer(open);
-  EndAttempt(StepOutcome::kDiscarded,
+  waiting_discards_.push_back(std::move(done));
+  if (waiting_discards_.size() > 1) return;
+  ProposeEnd(StepOutcome::kDiscarded,
              absl::StrCat("discarded by trainer rank ", (*trainer)->spec.trainer_rank, ": ", spec.reason), outbox);
-  answer(position_);
+}
+
+void StepProtocol::Restore(const CheckpointEdition& checkpoint, PositionDone done, Outbox& outbox) {
+  if (!formed_) {
+    return outbox.Add(std::move(done), absl::StatusOr<StepPosition>(ReplicasMissing(loss_)));
+  }
+  waiting_restores_.push_back(std::move(done));
+  peers_.Propose(RestoreOrder{checkpoint, position_.weights_version}, outbox);
+}
+
+std::optional<StepPosition> StepProtocol::AlreadyRestored(const CheckpointEdition& checkpoint) const {
+  if (!IsRestored(rank_, checkpoint) || !(position_ == restored_position_) || InProgress()) return std::nullopt;
+  return position_;
+}
+
+void StepProtocol::ProposeReport(Outbox& outbox) {
+  if (!formed_) return;
+  TrainerReport report;
+  report.step = position_.step;
+  report.attempt = position_.attempt;
+  report.in_progress = InProgress();
+  report.non_finite_origin = non_finite_origin_;
+  for (const auto& [session_id, trainer] : trainers_) {
+    report.run_id = trainer.spec.run_id;
+    report.trainer_count = trainer.spec.trainer_count;
+    report.sealed[trainer.spec.trainer_rank] = trainer.sealed;
+    report.committed |= trainer.committed;
+    for (const auto& [layer, rows] : ledger_.RowsOf(session_id)) report.rows[layer] += rows;
+  }
+  peers_.Propose(report, outbox);
+}
+
+void StepProtocol::ProposeEnd(StepOutcome outcome, const std::string& reason, Outbox& outbox) {
+  const AttemptEnd end{position_.step, position_.attempt, outcome, reason};
+  if (formed_) {
+    peers_.Propose(end, outbox);
+  } else {
+    owed_end_ = end;
+  }
 }
 
 bool StepProtocol::InProgress() const {
-  return !ledger_.empty() || !waiting_seals_.empty() || phase_ != Phase::kOpen ||
+  return !ledger_.empty() || !waiting_seals_.empty() || (phase_ != Phase::kOpen && phase_ != Phase::kRestoring) ||
          std::any_of(trainers_.begin(), trainers_.end(), [](const auto& entry) { return entry.second.sealed; });
 }
 
-void StepProtocol::EndAttempt(std::optional<StepOutcome> outcome, const std::string& why, Outbox& outbox) {
-  ++position_.attempt;
-  end_reason_ = why;
-  const absl::Status aborted = Error(absl::StatusCode::kAborted, Reason::kStepAborted,
-                                     absl::StrCat("the step's attempt is over: ", why), PositionMetadata(position_));
-  AnswerSeals(aborted, outbox);
-  AnswerCommits(aborted, outbox);
-  StartAttempt();
-  if (outcome.has_value()) metrics_.CountStep(*outcome);
-  metrics_.SetStep(position_.step, position_.attempt);
-  device_.ClearGradients();
-}
-
-void StepProtocol::StartAttempt() {
-  phase_ = Phase::kOpen;
-  ledger_.Clear();
-  non_finite_origin_.clear();
-  sealed_.reset();
-  decision_ = nullptr;
-  for (auto& [session_id, trainer] : trainers_) trainer.sealed = false;
-}
-
 bool StepProtocol::RunUnderWay(int64_t session_id) const {
-  return std::any_of(trainers_.begin(), trainers_.end(),
-                     [&](const auto& entry) { return entry.first != session_id && entry.second.committed; });
+  return roll_.CommittedElsewhere(rank_) || std::any_of(trainers_.begin(), trainers_.end(), [&](const auto& entry) {
+           return entry.first != session_id && entry.second.committed;
+         });
 }
 
-void StepProtocol::Restored(int64_t step, Outbox& outbox) {
-  const auto outcome = InProgress() ? std::make_optional(StepOutcome::kAborted) : std::nullopt;
-  position_.step = step;
-  ++position_.weights_version;
-  last_commit_ = nullptr;  // undone
-  device_.ReleaseStash();
-  EndAttempt(outcome, "a checkpoint was restored", outbox);
+bool StepProtocol::Idle() const {
+  return formed_ && phase_ == Phase::kOpen && !InProgress() && !roll_.InProgress(position_);
 }
 
 void StepProtocol::ExpireSeals(absl::Time now, Outbox& outbox) {
@@ -347,11 +262,12 @@ void StepProtocol::ExpireSeals(absl::Time now, Outbox& outbox) {
   const auto expired = std::stable_partition(waiting_seals_.begin(), waiting_seals_.end(),
                                              [now](const WaitingSeal& seal) { return seal.deadline > now; });
   for (auto seal = expired; seal != waiting_seals_.end(); ++seal) {
-    outbox.Add(std::move(seal->done), absl::StatusOr<SealResult>(Error(
-                                          absl::StatusCode::kUnavailable, Reason::kTrainerMissing,
-                                          absl::StrCat("not every trainer sealed step ", position_.step, " within ",
-                                                       absl::FormatDuration(seal_timeout_), "; missing: ", Missing()),
-                                          {{"missing", Missing()}})));
+    outbox.Add(std::move(seal->done),
+               absl::StatusOr<SealResult>(
+                   Error(absl::StatusCode::kUnavailable, formed_ ? Reason::kTrainerMissing : Reason::kReplicaMissing,
+                         absl::StrCat("not every trainer sealed step ", position_.step, " within ",
+                                      absl::FormatDuration(seal_timeout_), "; missing: ", Missing()),
+                         {{"missing", Missing()}})));
   }
   waiting_seals_.erase(expired, waiting_seals_.end());
 }
@@ -359,6 +275,7 @@ void StepProtocol::ExpireSeals(absl::Time now, Outbox& outbox) {
 void StepProtocol::Stop(const absl::Status& status, Outbox& outbox) {
   AnswerSeals(status, outbox);
   AnswerCommits(status, outbox);
+  for (auto* waiting : {&untold_commits_, &waiting_discards_, &waiting_restores_}) Answer(*waiting, status, outbox);
 }
 
 }  // namespace shardmlp

@@ -1,17 +1,23 @@
-// The life of a step: open, sealed by every trainer, summed, and decided once.
+// The life of a step: open, sealed by every trainer, summed, and decided once; the same on every replica.
 //
-//            all sealed           sums known         first CommitStep        applied
+//            all sealed         all have the sums      first Commit            applied
 //   kOpen ----------------> kSumming ------> kSealed ----------------> kApplying ------> kOpen, step + 1
-//     ^----- DiscardStep, a trainer lost, a restore: attempt + 1 -----'
+//     ^----- End: DiscardStep, a trainer lost; a restore; a replica lost: attempt + 1 -----'
+//
+// What a client asks for is checked and proposed (step_protocol.cc). It happens once it is agreed on, to every replica
+// in the same order (step_agreement.cc): messages that come while a decision is applied or a checkpoint restored wait
+// for that, so that nothing depends on which replica is faster. A commit is answered once all replicas have it.
 //
 // Holds the ledger, and decides what may be added to the gradients. It never touches the device: StepDevice does, in
 // the order asked, ahead of any tile that has not started.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -21,6 +27,8 @@
 #include "absl/time/time.h"
 #include "server/engine/ledger.h"
 #include "server/engine/outbox.h"
+#include "server/engine/roll_call.h"
+#include "server/engine/step_message.h"
 #include "server/engine/step_types.h"
 #include "server/metrics.h"
 
@@ -32,32 +40,49 @@ class StepDevice {
   virtual ~StepDevice() = default;
   // Sums the gradients over the replicas, then StepProtocol::Summed.
   virtual void SumGradients(StepPosition of) = 0;
-  // Where the decision still Stands: applies the optimizer and clears the gradients, then StepProtocol::Applied.
+  // Applies the optimizer and clears the gradients, then StepProtocol::Applied.
   virtual void Apply(std::shared_ptr<const CommitSpec> decision) = 0;
   virtual void ClearGradients() = 0;
   // The weights are others: lets go of what forwards on those before left.
   virtual void ReleaseStash() = 0;
+  // All go on from the checkpoint that replica `from` has, then StepProtocol::Restored.
+  virtual void Restore(int from, const CheckpointEdition& checkpoint) = 0;
 };
 
-// Thread-compatible; the engine's lock guards it. Answers go out through the outbox.
+// The other replicas. Called under the engine's lock; acts through the outbox.
+class StepPeers {
+ public:
+  virtual ~StepPeers() = default;
+  // To be delivered through StepProtocol::Agreed, unless the generation is lost first. In the order proposed.
+  virtual void Propose(const StepMessage& message, Outbox& outbox) = 0;
+  // After a loss: the state stays as it is until StepProtocol::Formed.
+  virtual void Rejoin(Outbox& outbox) = 0;
+};
+
+// Thread-compatible; the engine's lock guards it. Answers and proposals go out through the outbox.
 class StepProtocol {
  public:
   using SealDone = absl::AnyInvocable<void(absl::StatusOr<SealResult>)>;
   using PositionDone = absl::AnyInvocable<void(absl::StatusOr<StepPosition>)>;
 
-  // `device` and `metrics` must outlive this. `tensors`: names in ModelSpec::tensors' order. Weights versions count up
-  // from `first_weights_version`.
-  StepProtocol(StepDevice& device, Metrics& metrics, std::vector<std::string> tensors, absl::Duration seal_timeout,
-               int64_t first_weights_version);
+  // `device`, `peers` and `metrics` must outlive this. `tensors`: names in ModelSpec::tensors' order. Weights versions
+  // count up from `first_weights_version`. `rank`: this replica's.
+  StepProtocol(StepDevice& device, StepPeers& peers, Metrics& metrics, std::vector<std::string> tensors,
+               absl::Duration seal_timeout, int64_t first_weights_version, int rank);
 
   const StepPosition& position() const { return position_; }
+  // Of this replica, by rank.
   std::vector<TrainerStatus> trainers() const;
-  // Whether anyone has added to the attempt, or sealed it.
+  // Whether anyone here has added to the attempt, or sealed it.
   bool InProgress() const;
   // Whether another than `session_id` has committed a step since it was added.
   bool RunUnderWay(int64_t session_id) const;
+  // Whether nothing would be lost if the attempt ended now, on any replica as far as is known.
+  bool Idle() const;
 
-  void AddTrainer(int64_t session_id, const SessionSpec& spec);
+  // FAILED_PRECONDITION (RUN_CONFLICT) for a run, or a rank of it, that is at another replica.
+  absl::Status CheckTrainer(const SessionSpec& spec) const { return roll_.Check(rank_, spec); }
+  void AddTrainer(int64_t session_id, const SessionSpec& spec, Outbox& outbox);
   // `lost`: its lease ended, rather than it said goodbye. Ends the attempt where that leaves it incomplete.
   void RemoveTrainer(int64_t session_id, bool lost, Outbox& outbox);
 
@@ -68,30 +93,43 @@ class StepProtocol {
   // so that no seal can come between and count without it. `non_finite`: where in it a NaN or infinity is, so that it
   // is counted and not added; empty for none.
   absl::StatusOr<LedgerVerdict> Admit(const Contribution& contribution, int64_t step, int64_t attempt,
-                                      const std::string& non_finite);
+                                      const std::string& non_finite, Outbox& outbox);
 
   // Answers when all have sealed. A later seal of the same session takes the place of one that waits, which is then
   // answered with CANCELLED (CANCELLED).
   void Seal(const SealSpec& spec, absl::Time now, SealDone done, Outbox& outbox);
   void Commit(const CommitSpec& spec, PositionDone done, Outbox& outbox);
   void Discard(const DiscardSpec& spec, PositionDone done, Outbox& outbox);
+  // Ends the attempt and goes on from a checkpoint; does nothing where that is where the last restore led to.
+  void Restore(const CheckpointEdition& checkpoint, PositionDone done, Outbox& outbox);
+  // Where the last restore led to, if it was of `checkpoint` and nothing has happened since.
+  std::optional<StepPosition> AlreadyRestored(const CheckpointEdition& checkpoint) const;
 
-  // The sums that SumGradients was asked for. Ignored where that attempt has ended.
+  // What the device was asked for, done. The sums are ignored where that attempt has ended; a failure ends the attempt.
   void Summed(StepPosition of, absl::StatusOr<std::vector<double>> sums, Outbox& outbox);
-  // Whether the attempt that `decision` decided is open yet; a restore that came first ended it. For the device thread,
-  // where nothing else can end it before Applied.
-  bool Stands(const std::shared_ptr<const CommitSpec>& decision) const { return decision_ == decision; }
-  // A failure ends the attempt.
   void Applied(const absl::Status& status, Outbox& outbox);
-  // New weights from a checkpoint; ends the attempt.
-  void Restored(int64_t step, Outbox& outbox);
+  // The step of the checkpoint.
+  void Restored(const CheckpointEdition& checkpoint, absl::StatusOr<int64_t> step, Outbox& outbox);
+
+  // A generation of the replicas, by rank, has formed, and this one has its state. Then what they agree on, in order,
+  // until it is lost.
+  void Formed(const std::vector<int>& replicas, Outbox& outbox);
+  void Agreed(int64_t index, int from, StepMessage message, absl::Time now, Outbox& outbox);
+  void Stable(int64_t index, Outbox& outbox);
+  void Lost(const absl::Status& why, Outbox& outbox);
+  // Between a loss and Formed: this replica got the state of another one; or it had the same, and goes on from
+  // `position`, whose attempt may be a later one.
+  void Received(const StepPosition& position, const std::optional<CommittedStep>& committed, Outbox& outbox);
+  void GoOnFrom(const StepPosition& position, Outbox& outbox);
+  const std::optional<CommittedStep>& committed() const { return committed_; }
+
   // Answers the seals that have waited for too long, naming who is missing.
   void ExpireSeals(absl::Time now, Outbox& outbox);
   // Answers everything that waits.
   void Stop(const absl::Status& status, Outbox& outbox);
 
  private:
-  enum class Phase { kOpen, kSumming, kSealed, kApplying };
+  enum class Phase { kOpen, kSumming, kSealed, kApplying, kRestoring };
   struct Trainer {
     SessionSpec spec;
     bool sealed = false;
@@ -103,41 +141,89 @@ class StepProtocol {
     absl::Time deadline;
     SealDone done;
   };
+  struct WaitingCommit {
+    CommitSpec spec;
+    PositionDone done;
+  };
 
   absl::StatusOr<Trainer*> FindTrainer(int64_t session_id);
   absl::Status CheckRows(const SealSpec& spec) const;
-  bool AllSealed() const;
-  // "rank 1 (not connected), rank 2"
   std::string Missing() const;
-  // Ends the attempt: raises it, answers who waits, drops its ledger, and has the device clear the gradients. No
+
+  void ProposeReport(Outbox& outbox);
+  // Where no generation is formed, in the next one.
+  void ProposeEnd(StepOutcome outcome, const std::string& reason, Outbox& outbox);
+
+  // Whether what was agreed on has to wait.
+  bool Busy() const { return !formed_ || phase_ == Phase::kApplying || phase_ == Phase::kRestoring; }
+  void Act(int from, const TrainerReport& report, absl::Time now, Outbox& outbox);
+  void Act(int from, const SumReport& report, Outbox& outbox);
+  void Act(const AttemptEnd& end, Outbox& outbox);
+  void Act(int64_t index, const CommitSpec& decision, Outbox& outbox);
+  void Act(int from, const RestoreOrder& order, Outbox& outbox);
+  void ActOnLoss(const absl::Status& why, Outbox& outbox);
+  // What waited for the device.
+  void CatchUp(Outbox& outbox);
+  // A trainer of this replica that another has, or whose run is not the one that trains there.
+  void RefuseTrainer(int trainer_rank, const absl::Status& why, Outbox& outbox);
+
+  // Ends the attempt: goes to `next`, answers who waits, drops its ledger, and has the device clear the gradients. No
   // `outcome`: nothing was lost, and no step is counted.
-  void EndAttempt(std::optional<StepOutcome> outcome, const std::string& why, Outbox& outbox);
-  void AnswerSeals(const absl::StatusOr<SealResult>& result, Outbox& outbox);
-  void AnswerCommits(const absl::StatusOr<StepPosition>& result, Outbox& outbox);
+  void EndAttempt(const StepPosition& next, std::optional<StepOutcome> outcome, const std::string& why, Outbox& outbox);
+  StepPosition NextAttempt() const;
   void StartAttempt();
+  void AnswerSeals(const absl::StatusOr<SealResult>& result, Outbox& outbox);
+  // The order that was proposed first.
+  void AnswerRestore(absl::StatusOr<StepPosition> result, Outbox& outbox);
+  // Whether the last restore was of what `from` means by `checkpoint`. Replicas may each have their own of a name.
+  bool IsRestored(int from, const CheckpointEdition& checkpoint) const;
+  static void Answer(std::vector<PositionDone>& waiting, const absl::StatusOr<StepPosition>& result, Outbox& outbox);
+  void AnswerCommits(const absl::StatusOr<StepPosition>& result, Outbox& outbox);
+  void CommittedByAll(Outbox& outbox);
 
   StepDevice& device_;
+  StepPeers& peers_;
   Metrics& metrics_;
   const std::vector<std::string> tensors_;
   const absl::Duration seal_timeout_;
+  const int rank_;
 
-  StepPosition position_;
-  Phase phase_ = Phase::kOpen;
-  std::map<int64_t, Trainer> trainers_;  // by session
+  // Of this replica alone.
+  std::map<int64_t, Trainer> trainers_;      // by session
+  std::map<int64_t, absl::Status> refused_;  // sessions that are no trainer's any more, and why
   Ledger ledger_;
   std::string non_finite_origin_;
-  std::string end_reason_;  // of the attempt before, for those that still quote it
-
   absl::Time first_seal_;
   std::vector<WaitingSeal> waiting_seals_;
+  std::vector<WaitingCommit> waiting_commits_;
+  std::vector<PositionDone> waiting_discards_;
+  std::vector<PositionDone> waiting_restores_;  // one for each order that was proposed, in order
+  std::optional<AttemptEnd> owed_end_;          // to be proposed once a generation is formed
+
+  // As on every replica, but for where its device is.
+  bool formed_ = false;
+  std::string loss_;  // why no generation is formed
+  StepPosition position_;
+  Phase phase_ = Phase::kOpen;
+  std::string end_reason_;  // of the attempt before, for those that still quote it
+  size_t replica_count_ = 0;
+  RollCall roll_;
+  std::set<int> summed_;                 // replicas that have the sums
+  std::vector<double> sums_of_squares_;  // as the first of them found them
   std::optional<SealResult> sealed_;
   std::shared_ptr<const CommitSpec> decision_;  // of this attempt, once there is one
-  std::vector<PositionDone> waiting_commits_;
+  int64_t decision_index_ = 0;
+  std::deque<absl::AnyInvocable<void(Outbox&)>> agreed_;  // that waits for the device
+  int64_t stable_ = -1;
 
-  // The step committed last, for repeats of its seal and commit.
-  std::shared_ptr<const CommitSpec> last_commit_;
-  SealResult last_sealed_;
-  StepPosition last_committed_position_;
+  std::optional<CommittedStep> committed_;
+  int64_t committed_index_ = 0;               // in its generation
+  bool committed_by_all_ = true;              // that is, all replicas have it
+  std::vector<PositionDone> untold_commits_;  // of committed_, until then
+  int restoring_from_ = 0;
+  int restored_from_ = 0;
+  CheckpointEdition restored_checkpoint_;  // the last, and where that led
+  StepPosition restored_position_;
 };
 
 }  // namespace shardmlp

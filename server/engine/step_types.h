@@ -40,6 +40,13 @@ struct TrainerStatus {
   bool sealed = false;
 };
 
+// A checkpoint by its name, and what it is whose name may be another's later.
+struct CheckpointEdition {
+  std::string name;
+  std::string edition;
+  friend bool operator==(const CheckpointEdition&, const CheckpointEdition&) = default;
+};
+
 using LayerRows = std::map<int, int64_t>;  // layer index -> rows
 
 struct SealSpec {

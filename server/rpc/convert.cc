@@ -256,6 +256,11 @@ void Fill(const Engine& engine, v1::GetModelResponse& to) {
   Fill(engine.position(), *to.mutable_position());
   for (const TrainerStatus& trainer : engine.trainers()) Fill(trainer, *to.add_trainers());
   Fill(engine.memory_plan(), *to.mutable_memory());
+  const ReplicaPlace replica = engine.replica();
+  to.mutable_replica()->set_rank(replica.rank);
+  to.mutable_replica()->set_replica_count(replica.count);
+  to.mutable_replica()->set_member_count(replica.member_count);
+  to.mutable_replica()->set_generation(replica.generation);
 }
 
 }  // namespace shardmlp

@@ -12,7 +12,8 @@ namespace shardmlp {
 
 // One generation of peers. A collective is called by every rank with equal shapes and in the same order, from one
 // thread (the engine's sync thread, never an rpc handler), and blocks until done. After a failure every later call
-// fails too, on every rank; the owner then forms a new group. Abort may be called from any thread.
+// fails too, on every rank; the group is of no more use, and its generation ends (replicas.h). Abort may be called from
+// any thread.
 class ReplicaGroup {
  public:
   virtual ~ReplicaGroup() = default;

@@ -16,7 +16,7 @@ namespace shardmlp {
 class LoopbackServer {
  public:
   explicit LoopbackServer(const RandomModel& model)
-      : engine_(Engine::Create({}, MakeCpuBackend().value(), model, MakeLocalGroup(), nullptr, metrics_).value()),
+      : engine_(Engine::Create({}, MakeCpuBackend().value(), model, MakeLocalReplicas(), nullptr, metrics_).value()),
         server_(RpcServer::Listen({.listen = {"127.0.0.1:0"}}, metrics_).value()) {
     server_->Serve(*engine_);
   }

@@ -78,8 +78,8 @@ TEST_P(VerifyTest, ARightServerIsWithinTheBound) {
   engine_options.workspace_bytes = 1 << 20;
   auto backend = MakeCpuBackend({.threads = 1});
   ASSERT_TRUE(backend.ok()) << backend.status();
-  auto engine = Engine::Create(engine_options, *std::move(backend), FamilyFolder(model_type, dtype), MakeLocalGroup(),
-                               nullptr, metrics);
+  auto engine = Engine::Create(engine_options, *std::move(backend), FamilyFolder(model_type, dtype),
+                               MakeLocalReplicas(), nullptr, metrics);
   ASSERT_TRUE(engine.ok()) << engine.status();
   (*server)->Serve(**engine);
 

@@ -88,7 +88,7 @@ TEST_F(EngineCallsTest, ABackwardOfAnotherStepAttemptOrVersion) {
 // recomputed.
 TEST_F(EngineCallsTest, ABackwardWhoseForwardRanOnAnEngineBefore) {
   const auto start = [this](Metrics& metrics) {
-    return Engine::Create(TilesOf(4, model_), OneThread(), model_, MakeLocalGroup(), nullptr, metrics).value();
+    return Engine::Create(TilesOf(4, model_), OneThread(), model_, MakeLocalReplicas(), nullptr, metrics).value();
   };
   Metrics old_metrics, metrics;
   BackwardSpec header;

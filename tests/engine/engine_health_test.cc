@@ -11,7 +11,7 @@ TEST(EngineHealthTest, AModelThatDoesNotFitIsRefusedBeforeAnythingIsAllocated) {
   const TinyModel model({OddMlp()});
   Metrics metrics;
   auto backend = std::make_unique<LazyDevice>(/*memory_bytes=*/100'000);
-  const auto engine = Engine::Create({}, std::move(backend), model, MakeLocalGroup(), nullptr, metrics);
+  const auto engine = Engine::Create({}, std::move(backend), model, MakeLocalReplicas(), nullptr, metrics);
   EXPECT_TRUE(Fails(engine, absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory,
                     {"100000 are available", "gradients", "tiles of 1024 rows"}));
 }
@@ -19,7 +19,7 @@ TEST(EngineHealthTest, AModelThatDoesNotFitIsRefusedBeforeAnythingIsAllocated) {
 TEST(EngineHealthTest, AWorkspaceWithoutRoomForARowIsRefused) {
   const TinyModel model({OddMlp()});
   Metrics metrics;
-  EXPECT_TRUE(Fails(Engine::Create({.workspace_bytes = 10}, OneThread(), model, MakeLocalGroup(), nullptr, metrics),
+  EXPECT_TRUE(Fails(Engine::Create({.workspace_bytes = 10}, OneThread(), model, MakeLocalReplicas(), nullptr, metrics),
                     absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument, {"10 bytes"}));
 }
 

@@ -82,6 +82,14 @@ absl::Status LazyDevice::SumOfSquares(ConstMatrixView m, double* sum) {
 
 absl::Status LazyDevice::Update(const OptimizerUpdate& update) {
   if (updates_until_broken_ > 0 && --updates_until_broken_ == 0) return absl::InternalError("an update broke");
+  if (const absl::Notification* gate = gate_) gate->WaitForNotification();
+  if (updates_until_skewed_ > 0 && --updates_until_skewed_ == 0) {
+    return Enqueue(Stream::kCompute, [=, this] {
+      const absl::Status status = cpu_->Update(update);
+      update.master.as<double>()[0] += 1e-3;
+      return status;
+    });
+  }
   return Enqueue(Stream::kCompute, [=, this] { return cpu_->Update(update); });
 }
 

@@ -11,6 +11,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "kernels/backend.h"
 
 namespace shardmlp::testing {
@@ -32,6 +33,10 @@ class LazyDevice final : public Backend, private Buffer::Owner {
   void Break() { broken_ = true; }
   // The n-th Update from now on fails, and only that.
   void BreakUpdate(int n) { updates_until_broken_ = n; }
+  // The n-th Update from now on gets one weight wrong.
+  void SkewUpdate(int n) { updates_until_skewed_ = n; }
+  // Updates wait until `gate` is notified.
+  void HoldUpdates(const absl::Notification& gate) { gate_ = &gate; }
 
   const DeviceInfo& device() const override { return info_; }
   bool Computes(DType dtype) const override { return cpu_->Computes(dtype); }
@@ -72,6 +77,8 @@ class LazyDevice final : public Backend, private Buffer::Owner {
   absl::Status failure_;  // of work, reported by every later Synchronize
   std::atomic<bool> broken_ = false;
   std::atomic<int> updates_until_broken_ = 0;
+  std::atomic<int> updates_until_skewed_ = 0;
+  std::atomic<const absl::Notification*> gate_ = nullptr;
 
   absl::Mutex mutex_;
   absl::flat_hash_map<void*, Buffer> buffers_ ABSL_GUARDED_BY(mutex_);

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "gtest/gtest.h"
 #include "server/engine/step_protocol.h"
 #include "server/metrics.h"
@@ -32,6 +34,9 @@ std::pair<std::shared_ptr<Answer<T>>, absl::AnyInvocable<void(absl::StatusOr<T>)
 
 class NotingDevice final : public StepDevice {
  public:
+  void Restore(int from, const CheckpointEdition& checkpoint) override {
+    asked.push_back(absl::StrCat("restore ", checkpoint.name, " of ", from));
+  }
   void SumGradients(StepPosition of) override {
     asked.push_back("sum");
     summing = of;
@@ -49,9 +54,32 @@ class NotingDevice final : public StepDevice {
   std::shared_ptr<const CommitSpec> decision;
 };
 
+// The set of one: what is proposed is agreed on as soon as the outbox delivers.
+class OwnPeers final : public StepPeers {
+ public:
+  explicit OwnPeers(StepProtocol& step) : step_(step) {}
+  void Propose(const StepMessage& message, Outbox& outbox) override {
+    outbox.Do([this, message = ParseStepMessage(Serialize(message)).value()] {
+      Outbox next;
+      step_.Agreed(index_, 0, message, absl::Now(), next);
+      step_.Stable(index_++, next);
+    });
+  }
+  void Rejoin(Outbox&) override {}
+
+ private:
+  StepProtocol& step_;
+  int64_t index_ = 0;
+};
+
 // Sessions 1, 2, ... are ranks 0, 1, ... of one run. Layer 0 has the tensors "gate" and "down".
 class StepTest : public ::testing::Test {
  protected:
+  StepTest() {
+    Outbox outbox;
+    step_.Formed({0}, outbox);
+  }
+
   using Asked = std::vector<std::string>;
   using SealAnswer = std::shared_ptr<Answer<SealResult>>;
   using PositionAnswer = std::shared_ptr<Answer<StepPosition>>;
@@ -61,14 +89,23 @@ class StepTest : public ::testing::Test {
   // Opens sessions 1 to `connected` of a run of `count` trainers.
   void Connect(int connected, int count) {
     for (int rank = 0; rank < connected; ++rank) {
-      step_.AddTrainer(rank + 1, {"run", SessionRole::kTrain, count, rank});
+      AddTrainer(rank + 1, {"run", SessionRole::kTrain, count, rank});
     }
+  }
+
+  void AddTrainer(int64_t session, const SessionSpec& spec) {
+    Outbox outbox;
+    step_.AddTrainer(session, spec, outbox);
   }
 
   // A tile of `rows` rows, in a call of its own, to `layer`.
   absl::StatusOr<LedgerVerdict> Add(int64_t session, int64_t rows, int layer = 0, const std::string& non_finite = "") {
-    return step_.Admit({session, ++calls_, layer, rows, 0, rows, 1}, step_.position().step, step_.position().attempt,
-                       non_finite);
+    return Admit({session, ++calls_, layer, rows, 0, rows, 1}, step_.position(), non_finite);
+  }
+  absl::StatusOr<LedgerVerdict> Admit(const Contribution& contribution, StepPosition at,
+                                      const std::string& non_finite = "") {
+    Outbox outbox;
+    return step_.Admit(contribution, at.step, at.attempt, non_finite, outbox);
   }
 
   SealAnswer Seal(int64_t session, const LayerRows& rows, StepPosition at) {
@@ -109,7 +146,7 @@ class StepTest : public ::testing::Test {
   }
   void Restore(int64_t step) {
     Outbox outbox;
-    step_.Restored(step, outbox);
+    step_.Restored({"checkpoint", "1"}, step, outbox);
   }
   void Leave(int64_t session, bool lost) {
     Outbox outbox;
@@ -134,7 +171,9 @@ class StepTest : public ::testing::Test {
 
   Metrics metrics_;
   NotingDevice device_;
-  StepProtocol step_{device_, metrics_, {"gate", "down"}, kSealTimeout, /*first_weights_version=*/1};
+  OwnPeers peers_{step_};
+  StepProtocol step_{device_,   peers_, metrics_, {"gate", "down"}, kSealTimeout, /*first_weights_version=*/1,
+                     /*rank=*/0};
   absl::Time now_ = absl::FromUnixSeconds(1'000'000);
 
  private:

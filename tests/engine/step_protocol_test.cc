@@ -160,10 +160,10 @@ TEST_F(StepTest, ASealMayBeRepeatedAtAnyTime) {
 TEST_F(StepTest, WhoHasSealedAddsNothingMore) {
   Connect(2, 2);
   const Contribution counted = {1, 77, 0, 4, 0, 4, 1};
-  ASSERT_TRUE(Succeeds(step_.Admit(counted, 0, 0, "")));
+  ASSERT_TRUE(Succeeds(Admit(counted, {0, 0, 1})));
   Seal(1, {{0, 4}});
   EXPECT_TRUE(Fails(Add(1, 2), absl::StatusCode::kFailedPrecondition, Reason::kAlreadySealed));
-  EXPECT_EQ(*step_.Admit(counted, 0, 0, ""), LedgerVerdict::kRepeat) << "the answer may have been lost";
+  EXPECT_EQ(*Admit(counted, {0, 0, 1}), LedgerVerdict::kRepeat) << "the answer may have been lost";
   EXPECT_EQ(*Add(2, 3), LedgerVerdict::kAdd) << "the other trainer has not sealed";
   Seal(2, {{0, 3}});
   Sum();
@@ -189,7 +189,7 @@ TEST_F(StepTest, OnlyTheOpenAttemptOfAKnownTrainerTakesTiles) {
   EXPECT_TRUE(Fails(step_.CheckOpen(0, 0), absl::StatusCode::kAborted, Reason::kStepAborted,
                     {"the loss overflowed", "attempt 1 is open"}));
   EXPECT_TRUE(Succeeds(step_.CheckOpen(0, 1)));
-  EXPECT_TRUE(Fails(step_.Admit({1, 5, 0, 4, 0, 4, 1}, 0, 0, ""), absl::StatusCode::kAborted, Reason::kStepAborted));
+  EXPECT_TRUE(Fails(Admit({1, 5, 0, 4, 0, 4, 1}, {0, 0, 1}), absl::StatusCode::kAborted, Reason::kStepAborted));
 }
 
 TEST_F(StepTest, ACommitBeforeAllHaveSealedNamesWhoIsMissing) {
@@ -296,15 +296,15 @@ TEST_F(StepTest, ARunIsUnderWayForWhoeverWasAwayWhileItCommitted) {
   Apply();
   EXPECT_TRUE(step_.RunUnderWay(3));
   Leave(2, /*lost=*/true);
-  step_.AddTrainer(3, {"run", SessionRole::kTrain, 2, 1});
+  AddTrainer(3, {"run", SessionRole::kTrain, 2, 1});
   EXPECT_TRUE(step_.RunUnderWay(3));
   Leave(1, /*lost=*/false);
   EXPECT_FALSE(step_.RunUnderWay(3)) << "nobody is left who knows more";
 }
 
 TEST_F(StepTest, TrainersAreListedByRank) {
-  step_.AddTrainer(5, {"run", SessionRole::kTrain, 2, 1});
-  step_.AddTrainer(9, {"run", SessionRole::kTrain, 2, 0});
+  AddTrainer(5, {"run", SessionRole::kTrain, 2, 1});
+  AddTrainer(9, {"run", SessionRole::kTrain, 2, 0});
   Seal(5);
   const std::vector<TrainerStatus> trainers = step_.trainers();
   ASSERT_EQ(trainers.size(), 2u);

@@ -120,7 +120,7 @@ TEST_F(LeavingTest, ClosedBeforeItTookPart) {
   const SealAnswer seal = Seal(1, {{0, 4}});
   EXPECT_FALSE(EndedBy(/*lost=*/false));
   EXPECT_EQ(seal->count, 0) << "the rank may come back and seal";
-  step_.AddTrainer(3, {"run", SessionRole::kTrain, 2, 1});
+  AddTrainer(3, {"run", SessionRole::kTrain, 2, 1});
   Seal(3);
   Sum();
   EXPECT_TRUE(Succeeds(seal->result));
@@ -281,17 +281,28 @@ TEST_F(StepTest, AStepThatIsNotFiniteIsCountedOnce) {
   EXPECT_TRUE(counted(2)) << metrics_.Text();
 }
 
-TEST_F(StepTest, ARestoreThatOvertakesACommitEndsIt) {
+TEST_F(StepTest, ARestoreThatComesWhileACommitIsAppliedWaitsForIt) {
   Connect(1, 1);
   SealOne();
   const PositionAnswer commit = Commit(1);
-  EXPECT_TRUE(step_.Stands(device_.decision));
-  Restore(7);
-  EXPECT_EQ(commit->count, 1);
-  EXPECT_TRUE(Fails(commit->result, absl::StatusCode::kAborted, Reason::kStepAborted, {"a checkpoint was restored"}));
-  EXPECT_FALSE(step_.Stands(device_.decision)) << "the old gradients are not for the restored weights";
+  auto [restore, done] = Expected<StepPosition>();
+  {
+    Outbox outbox;
+    step_.Restore({"old", "1"}, std::move(done), outbox);
+  }
+  EXPECT_THAT(device_.asked, ElementsAre("sum", "apply"))
+      << "the gradients are for the weights before the checkpoint's";
+  Apply();
+  EXPECT_EQ(*commit->result, (StepPosition{1, 0, 2}));
+  EXPECT_THAT(device_.asked, ElementsAre("sum", "apply", "restore old of 0"));
+  EXPECT_EQ(restore->count, 0);
+  {
+    Outbox outbox;
+    step_.Restored({"old", "1"}, 7, outbox);
+  }
+  EXPECT_EQ(*restore->result, (StepPosition{7, 1, 3}));
   CommitOne();
-  EXPECT_EQ(step_.position(), (StepPosition{8, 1, 3}));
+  EXPECT_EQ(step_.position(), (StepPosition{8, 1, 4}));
 }
 
 TEST_F(StepTest, StoppingAnswersWhoeverWaits) {

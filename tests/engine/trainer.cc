@@ -31,15 +31,15 @@ namespace {
 
 // For tests to say which version they mean.
 EngineOptions FromVersionOne(EngineOptions options) {
-  options.first_weights_version = 1;
+  if (options.first_weights_version == 0) options.first_weights_version = 1;
   return options;
 }
 
 }  // namespace
 
 TestEngine::TestEngine(const TinyModel& model, const EngineOptions& options, std::unique_ptr<Backend> backend,
-                       std::unique_ptr<CheckpointStore> checkpoints)
-    : engine(Engine::Create(FromVersionOne(options), std::move(backend), model, MakeLocalGroup(),
+                       std::unique_ptr<CheckpointStore> checkpoints, std::unique_ptr<Replicas> replicas)
+    : engine(Engine::Create(FromVersionOne(options), std::move(backend), model, std::move(replicas),
                             std::move(checkpoints), metrics)
                  .value()) {}
 

@@ -23,7 +23,8 @@ std::unique_ptr<Backend> OneThread();
 struct TestEngine {
   explicit TestEngine(const TinyModel& model, const EngineOptions& options = {},
                       std::unique_ptr<Backend> backend = OneThread(),
-                      std::unique_ptr<CheckpointStore> checkpoints = nullptr);
+                      std::unique_ptr<CheckpointStore> checkpoints = nullptr,
+                      std::unique_ptr<Replicas> replicas = MakeLocalReplicas());
   Engine* operator->() const { return engine.get(); }
   Engine& operator*() const { return *engine; }
 

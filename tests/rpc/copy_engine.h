@@ -67,6 +67,7 @@ class CopyEngine : public Engine {
   bool frozen() const override { return false; }
   EngineLimits limits() const override { return {options_.tile_row_count, options_.max_call_count}; }
   MemoryPlan memory_plan() const override { return {}; }
+  ReplicaPlace replica() const override { return {}; }
   StepPosition position() const override { return {.step = 3, .attempt = 1, .weights_version = kWeightsVersion}; }
   std::vector<TrainerStatus> trainers() const override { return {}; }
   absl::StatusOr<SessionGrant> OpenSession(const SessionSpec& spec) override;

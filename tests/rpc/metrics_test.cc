@@ -47,6 +47,9 @@ TEST(MetricsTest, CountsAndGaugesGoWhereTheyBelong) {
   metrics.SetStep(12, 1);
   metrics.CountStep(StepOutcome::kDiscarded);
   metrics.CountRepeatedRows(6);
+  metrics.SetReplicas(8, 3);
+  metrics.CountLostGeneration();
+  metrics.AddSyncedBytes(640);
   metrics.CountNonFinite();
   metrics.SetStashBytes(88);
   metrics.SetPlannedBytes(MemoryUse::kStash, 99);
@@ -71,6 +74,10 @@ TEST(MetricsTest, CountsAndGaugesGoWhereTheyBelong) {
                            "shardmlp_attempt 1",
                            "shardmlp_steps_total{outcome=\"discarded\"} 1",
                            "shardmlp_repeated_rows_total 6",
+                           "shardmlp_replica_generation 8",
+                           "shardmlp_replica_members 0",
+                           "shardmlp_replica_generations_lost_total 1",
+                           "shardmlp_synced_bytes_total 640",
                            "shardmlp_non_finite_steps_total 1",
                            "shardmlp_failures_total{reason=\"STALLED\"} 1",
                            "shardmlp_stage_seconds_bucket{pass=\"forward\",stage=\"compute\",le=\"0.025\"} 0",

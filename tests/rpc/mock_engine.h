@@ -17,6 +17,7 @@ class MockEngine : public Engine {
   MOCK_METHOD(bool, frozen, (), (const, override));
   MOCK_METHOD(EngineLimits, limits, (), (const, override));
   MOCK_METHOD(MemoryPlan, memory_plan, (), (const, override));
+  MOCK_METHOD(ReplicaPlace, replica, (), (const, override));
   MOCK_METHOD(StepPosition, position, (), (const, override));
   MOCK_METHOD(std::vector<TrainerStatus>, trainers, (), (const, override));
   MOCK_METHOD(absl::StatusOr<SessionGrant>, OpenSession, (const SessionSpec&), (override));

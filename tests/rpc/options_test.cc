@@ -85,6 +85,44 @@ TEST(OptionsTest, EveryFlagReachesItsOption) {
   EXPECT_EQ(options->log.format, LogFormat::kJson);
 }
 
+TEST(OptionsTest, ReplicasHaveARankACoordinatorAndTimes) {
+  const auto options = Parse({"--model=m", "--replicas=3", "--rank=2", "--coordinator=host:7", "--on-loss=continue",
+                              "--sync-host=10.0.0.2", "--replica-start-timeout=1m", "--replica-timeout=3s",
+                              "--replica-heartbeat=200ms", "--sum-timeout=20s"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->replicas.size, 3);
+  EXPECT_EQ(options->replicas.rank, 2);
+  EXPECT_EQ(options->replicas.coordinator, "host:7");
+  EXPECT_EQ(options->replicas.on_loss, OnLoss::kContinue);
+  EXPECT_EQ(options->replicas.sync_host, "10.0.0.2");
+  EXPECT_EQ(options->replicas.start_timeout, absl::Minutes(1));
+  EXPECT_EQ(options->replicas.loss_timeout, absl::Seconds(3));
+  EXPECT_EQ(options->replicas.heartbeat, absl::Milliseconds(200));
+  EXPECT_EQ(options->replicas.sum_timeout, absl::Seconds(20));
+  EXPECT_EQ(Parse({"--model=m"})->replicas.size, 1);
+  EXPECT_EQ(Parse({"--model=m"})->replicas.rank, 0);
+}
+
+TEST(OptionsTest, ReplicasThatDoNotFitEachOtherAreRefusedByName) {
+  const auto refusal = [](std::vector<const char*> flags) {
+    flags.insert(flags.begin(), {"--model=m", "--replicas=2"});
+    return Refusal(flags);
+  };
+  EXPECT_THAT(refusal({"--rank=2", "--coordinator=h:1"}), HasSubstr("--rank=2 is none of --replicas=2"));
+  EXPECT_THAT(refusal({"--rank=0"}), HasSubstr("--replicas=2 needs --coordinator"));
+  EXPECT_THAT(refusal({"--rank=0", "--coordinator=h"}), HasSubstr("coordinator"));
+  EXPECT_THAT(refusal({"--rank=0", "--coordinator=h:1", "--frozen"}), HasSubstr("--replicas=2 and --frozen"));
+  EXPECT_THAT(refusal({"--rank=0", "--coordinator=h:1", "--replica-timeout=1s", "--replica-heartbeat=600ms"}),
+              HasSubstr("--replica-timeout=1s is below two of --replica-heartbeat=600ms"));
+  EXPECT_THAT(refusal({"--rank=0", "--coordinator=h:1", "--lease=10s", "--seal-timeout=20s", "--replica-timeout=20s"}),
+              HasSubstr("--seal-timeout=20s is not above --replica-timeout=20s"));
+  EXPECT_THAT(refusal({"--rank=-1"}), HasSubstr("--rank"));
+  EXPECT_THAT(Refusal({"--model=m", "--coordinator=h:1"}), HasSubstr("need --replicas above 1"));
+  EXPECT_THAT(Refusal({"--model=m", "--rank=1"}), HasSubstr("need --replicas above 1"));
+  EXPECT_THAT(Refusal({"--model=m", "--replicas=0"}), HasSubstr("--replicas: Value 0 not in range 1 to 1024"));
+  EXPECT_THAT(Refusal({"--model=m", "--on-loss=hope"}), HasSubstr("--on-loss: hope not in {continue,wait}"));
+}
+
 TEST(OptionsTest, ABadValueIsRefusedWithWhatWasExpected) {
   EXPECT_THAT(Refusal({"--model=m", "--layers=5-3"}), HasSubstr("--layers: got \"5-3\", expected the first and"));
   EXPECT_THAT(Refusal({"--model=m", "--layers=0-1-2"}), HasSubstr("--layers"));

@@ -15,6 +15,7 @@ ALLOWED = {
     "proto/": (*PROTOCOL, "kernels/"),
     "server/metrics": METRICS,
     "server/process_metrics": METRICS,
+    "server/sync/rendezvous/": (*PROTOCOL, "server/sync/", "kernels/"),
     "server/sync/": ("kernels/",),
     "server/model/": ("kernels/",),
     "server/engine/": ("server/sync/", "server/model/", "kernels/", *METRICS),

@@ -27,6 +27,9 @@ def plant(tmp_path):
         ("kernels/mlp.cc", '"server/metrics.h"'),
         ("server/sync/local_group.cc", '"server/model/model_spec.h"'),
         ("server/sync/local_group.cc", '"server/metrics.h"'),
+        ("server/sync/local_group.cc", '"server/log.h"'),
+        ("server/sync/gloo_group.cc", '"shardmlp/v1/rendezvous.pb.h"'),
+        ("server/sync/rendezvous/member.cc", '"server/log.h"'),
         ("server/model/checkpoint.cc", '"server/engine/engine.h"'),
         ("server/engine/step.cc", '"server/rpc/convert.h"'),
         ("server/engine/step.cc", '"proto/wire.h"'),
@@ -54,6 +57,7 @@ def test_an_include_against_the_direction(plant, path, include):
     "path, include",
     [
         ("kernels/cpu/copy.cc", '"kernels/matrix.h"'),
+        ("server/sync/rendezvous/member.cc", '"shardmlp/v1/rendezvous.grpc.pb.h"'),
         ("server/engine/step.cc", '"server/model/model_spec.h"'),
         ("server/engine/step.cc", '"absl/status/status.h"'),
         ("server/engine/step.cc", '"server/metrics.h"'),

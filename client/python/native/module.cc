@@ -67,6 +67,11 @@ void DefineModel(py::module_& module) {
       .def_readonly("staging_bytes", &ClientMemoryPlan::staging_bytes)
       .def_readonly("ledger_bytes", &ClientMemoryPlan::ledger_bytes)
       .def_readonly("stash_bytes", &ClientMemoryPlan::stash_bytes);
+  py::class_<ClientReplica>(module, "Replica")
+      .def_readonly("rank", &ClientReplica::rank)
+      .def_readonly("replica_count", &ClientReplica::replica_count)
+      .def_readonly("member_count", &ClientReplica::member_count)
+      .def_readonly("generation", &ClientReplica::generation);
   py::class_<ServedModel>(module, "ServedModel")
       .def_readonly("model_type", &ServedModel::model_type)
       .def_readonly("compute_dtype", &ServedModel::compute_dtype)
@@ -74,7 +79,8 @@ void DefineModel(py::module_& module) {
       .def_readonly("layers", &ServedModel::layers)
       .def_readonly("tensors", &ServedModel::tensors)
       .def_readonly("position", &ServedModel::position)
-      .def_readonly("memory", &ServedModel::memory);
+      .def_readonly("memory", &ServedModel::memory)
+      .def_readonly("replica", &ServedModel::replica);
   py::class_<ClientCheckpoint>(module, "Checkpoint")
       .def_readonly("name", &ClientCheckpoint::name)
       .def_readonly("step", &ClientCheckpoint::step)

@@ -42,6 +42,12 @@ class MemoryPlan:
     ledger_bytes: int
     stash_bytes: int
 
+class Replica:
+    rank: int
+    replica_count: int
+    member_count: int
+    generation: int
+
 class ServedModel:
     model_type: str
     compute_dtype: DType
@@ -50,6 +56,7 @@ class ServedModel:
     tensors: list[Tensor]
     position: Position
     memory: MemoryPlan
+    replica: Replica
 
 class Checkpoint:
     name: str

@@ -18,7 +18,7 @@ from .errors import Error, StepAborted
 from .matching import Match, check_outputs, check_weights, local_weights, match_layers
 from .optimizers import check_holds, check_optimizer, check_state, refuse_unwrapped
 from .remote_mlp import Placeholder, RemoteMLP, set_fetches
-from .servers import MemoryPlan, Servers
+from .servers import MemoryPlan, Servers, choose_replicas
 from .step import Step
 
 
@@ -53,7 +53,9 @@ def offload(
 
     Args:
         model: A transformers model, wrapped or not, or one of the same module paths. It is changed in place.
-        target: "host:port" or "unix:/path"; several where each serves some layers (--layers). A step is one on all.
+        target: "host:port" or "unix:/path"; several where each serves some layers (--layers), and a step is one on all;
+            or where they are replicas of each other (--replicas), and this trainer has the one of its rank modulo their
+            number.
         run_id: Names the training run; the same on all of its trainers.
         trainer_count: Trainers in the run. A step waits for all of them.
         trainer_rank: This one, from 0.
@@ -76,7 +78,8 @@ def offload(
     if wrapper is not None:
         raise ValueError("the model is wrapped in DistributedDataParallel already: offload it first, and wrap it then")
     targets = [target] if isinstance(target, str) else list(target)
-    servers = Servers([Connection(each, connections, timeouts) for each in targets])
+    connected = [Connection(each, connections, timeouts) for each in targets]
+    servers = Servers(choose_replicas(connected, trainer_rank))
     matches = {connection: match_layers(model, connection.model) for connection in servers.connections}
     for connection in () if keep_inputs else servers.connections:
         if connection.model.memory.stash_bytes == 0:

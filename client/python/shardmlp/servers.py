@@ -37,6 +37,29 @@ class Sealed:
     non_finite_origin: str
 
 
+def choose_replicas(connections: list[Connection], trainer_rank: int) -> list[Connection]:
+    """Of servers that are replicas of each other (--replicas), the one that trainer ``trainer_rank`` trains on: that of
+    rank ``trainer_rank`` modulo their number. Other servers as they are. Raises ValueError where servers of one layer
+    are not replicas of each other."""
+    sets: dict[tuple[int, ...], list[Connection]] = {}
+    for connection in connections:
+        sets.setdefault(tuple(layer.layer for layer in connection.model.layers), []).append(connection)
+    chosen = []
+    for replicas in sets.values():
+        ranks = {connection.model.replica.rank: connection for connection in replicas}
+        counts = {connection.model.replica.replica_count for connection in replicas}
+        if len(replicas) > 1 and (len(ranks) < len(replicas) or len(counts) > 1 or counts == {1}):
+            raise ValueError(
+                "they serve the same layers and are not replicas of each other: "
+                + ", ".join(
+                    f"{c.target} (replica {c.model.replica.rank} of {c.model.replica.replica_count})" for c in replicas
+                )
+                + "; start them with --layers that do not overlap, or as --replicas of one run"
+            )
+        chosen.append(ranks[sorted(ranks)[trainer_rank % len(ranks)]])
+    return chosen
+
+
 class Servers:
     """A step is one on all servers where this trainer trains: all are sealed before any is committed. What fails on one
     is raised, as :class:`shardmlp.Error`; a commit that failed may be repeated, and is done where it was not."""

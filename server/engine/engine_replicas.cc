@@ -1,0 +1,227 @@
+// ServingEngine among its replicas: what they agree on, and the sync thread, which waits for them.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "kernels/status.h"
+#include "server/engine/replica_sync.h"
+#include "server/engine/serving_engine.h"
+
+namespace shardmlp {
+
+ReplicaPlace ServingEngine::replica() const {
+  absl::MutexLock lock(&mutex_);
+  const int members = generation_ == nullptr ? 0 : static_cast<int>(generation_->members.size());
+  return {replicas_->rank(), replicas_->size(), members, state_generation_};
+}
+
+absl::Status ServingEngine::OnDevice(const std::function<absl::Status()>& work) {
+  absl::Notification done;
+  absl::Status status;
+  scheduler_->SubmitControl([&](const absl::Status& turn) {
+    status = turn.ok() ? NoteDevice(work()) : turn;
+    done.Notify();
+  });
+  done.WaitForNotification();
+  return status;
+}
+
+void ServingEngine::Propose(const StepMessage& message, Outbox& outbox) {
+  if (generation_ == nullptr) return;  // lost; the protocol hears of it in its turn
+  unsent_.push_back({generation_->number, Serialize(message)});
+  outbox.Do([this] { SendProposals(); });
+}
+
+void ServingEngine::SendProposals() {
+  const auto nobody_sends = [this] {
+    mutex_.AssertReaderHeld();
+    return sender_ == std::thread::id();
+  };
+  while (true) {
+    Proposal proposal;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (sender_ == std::this_thread::get_id()) return;  // it goes on once it is back there
+      // Whoever sends sends these too. A server alone waits for that: what it agrees on with itself is then done.
+      if (!nobody_sends() && replicas_->size() > 1) return;
+      mutex_.Await(absl::Condition(&nobody_sends));
+      if (unsent_.empty()) return;
+      sender_ = std::this_thread::get_id();
+      proposal = std::move(unsent_.front());
+      unsent_.pop_front();
+    }
+    replicas_->Propose(proposal.generation, std::move(proposal.message));
+    absl::MutexLock lock(&mutex_);
+    sender_ = std::thread::id();
+  }
+}
+
+void ServingEngine::UpdateAdmission(Outbox& outbox) {
+  const bool idle = step_.Idle();
+  if (generation_ == nullptr || replicas_->rank() != 0 || idle == admitting_) return;
+  admitting_ = idle;
+  outbox.Do([this, generation = generation_->number, idle] { replicas_->Admit(generation, idle); });
+}
+
+void ServingEngine::Agreed(int64_t index, int from_rank, const std::string& message) {
+  absl::StatusOr<StepMessage> parsed = ParseStepMessage(message);
+  if (!parsed.ok()) return Fail(parsed.status());
+  Outbox outbox;
+  absl::MutexLock lock(&mutex_);
+  step_.Agreed(index, from_rank, *std::move(parsed), options_.clock(), outbox);
+  UpdateAdmission(outbox);
+}
+
+void ServingEngine::Stable(int64_t index) {
+  Outbox outbox;
+  absl::MutexLock lock(&mutex_);
+  step_.Stable(index, outbox);
+}
+
+void ServingEngine::Lost(const absl::Status& why) {
+  metrics_.CountLostGeneration();
+  Outbox outbox;
+  absl::MutexLock lock(&mutex_);
+  generation_ = nullptr;
+  step_.Lost(why, outbox);
+}
+
+void ServingEngine::Refused(const absl::Status& why) { Fail(why); }
+
+void ServingEngine::Rejoin(Outbox& /*outbox*/) {
+  // After the collectives of the generation that is over: they may leave a state that is torn.
+  sync_->Submit([this] { JoinReplicas(); });
+}
+
+void ServingEngine::JoinReplicas() {
+  ReplicaState state;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (stopping_ || !health_.ok()) return;
+    const StepPosition& position = step_.position();
+    state = {state_generation_, position.step, position.attempt, position.weights_version};
+    if (!whole_.ok()) state = {0, kNoStep, position.attempt, 0};
+  }
+  replicas_->Join(state, *this);
+}
+
+void ServingEngine::Formed(const Generation& generation) {
+  absl::MutexLock lock(&mutex_);
+  generation_ = std::make_shared<const Generation>(generation);
+  metrics_.SetReplicas(generation.number, static_cast<int64_t>(generation.members.size()));
+  admitting_ = false;
+  sync_->Submit([this, generation = generation_] { GoOnTogether(*generation); });
+}
+
+void ServingEngine::SumGradients(StepPosition of) {
+  sync_->Submit([this, generation = generation_, of] {
+    absl::StatusOr<std::vector<double>> sums = SumOverReplicas(generation.get(), of);
+    if (sums.status().code() == absl::StatusCode::kDataLoss) return Fail(sums.status());
+    Outbox outbox;
+    absl::MutexLock lock(&mutex_);
+    step_.Summed(of, std::move(sums), outbox);
+  });
+}
+
+absl::StatusOr<std::vector<double>> ServingEngine::SumOverReplicas(const Generation* generation, StepPosition of) {
+  const absl::Time start = absl::Now();
+  if (generation != nullptr && generation->group->size() > 1) {
+    SHARDMLP_ASSIGN_OR_RETURN(const bool summed, SumTogether(*generation, of));
+    if (!summed) return absl::AbortedError("the attempt is over");
+  }
+  absl::StatusOr<std::vector<double>> squares;
+  SHARDMLP_RETURN_IF_ERROR(OnDevice([&] {
+    squares = parameters_->GradientSquares();
+    return squares.status();
+  }));
+  metrics_.ObserveStepPhase(StepPhase::kSync, absl::Now() - start);
+  return squares;
+}
+
+absl::StatusOr<bool> ServingEngine::SumTogether(const Generation& generation, StepPosition of) {
+  ReplicaSync sync(*backend_, model_, *parameters_, generation, [this](const auto& work) { return OnDevice(work); });
+  // The tiles that were counted are done once the device thread has been here.
+  SHARDMLP_RETURN_IF_ERROR(OnDevice([] { return absl::OkStatus(); }));
+  const auto is_open = [this, of] {
+    absl::MutexLock lock(&mutex_);
+    return step_.position() == of;
+  };
+  bool wanted = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    wanted = step_.position() == of;
+    gradients_lent_ = wanted && sync.sums_in_place();
+  }
+  // Who has come to these sums takes part in them, since the others wait for it, also where its attempt is over.
+  const absl::StatusOr<bool> all_want = sync.CheckAlike(of, wanted);
+  absl::Status status = all_want.status();
+  if (status.ok() && *all_want) {
+    status = sync.SumGradients(is_open);
+    metrics_.AddSyncedBytes(plan_.gradients_bytes);
+  }
+  TakeGradientsBack();
+  if (status.ok()) return *all_want;
+  if (status.code() == absl::StatusCode::kDataLoss) {
+    {
+      Outbox outbox;
+      absl::MutexLock lock(&mutex_);
+      step_.Stop(status, outbox);
+    }
+    sync.Meet().IgnoreError();  // none leaves before all know
+    return status;
+  }
+  return status;
+}
+
+void ServingEngine::TakeGradientsBack() {
+  absl::MutexLock lock(&mutex_);
+  gradients_lent_ = false;
+  if (!clear_owed_) return;
+  scheduler_->SubmitControl([this](const absl::Status& turn) {
+    if (turn.ok()) NoteDevice(parameters_->ClearGradients()).IgnoreError();
+    absl::MutexLock lock(&mutex_);
+    clear_owed_ = false;
+  });
+}
+
+void ServingEngine::ClearGradients() {
+  if (gradients_lent_) {
+    clear_owed_ = true;
+    return;
+  }
+  scheduler_->SubmitControl([this](const absl::Status& turn) {
+    if (turn.ok() && !options_.frozen) NoteDevice(parameters_->ClearGradients()).IgnoreError();
+  });
+}
+
+void ServingEngine::Fail(const absl::Status& why) {
+  absl::MutexLock lock(&mutex_);
+  if (!health_.ok()) return;
+  health_ = why;
+  // The others don't go on with a replica that is broken.
+  if (replicas_->size() > 1 && sync_ != nullptr) sync_->Submit([this, why] { LeaveReplicas(why); });
+}
+
+void ServingEngine::StopReplicas() {
+  replicas_->Stop(ShuttingDown());
+  std::shared_ptr<const Generation> generation;
+  {
+    absl::MutexLock lock(&mutex_);
+    generation = generation_;
+  }
+  if (generation != nullptr) generation->group->Abort(ShuttingDown());
+  if (sync_ != nullptr) sync_->Stop();
+}
+
+void ServingEngine::LeaveReplicas(const absl::Status& why) {
+  replicas_->Stop(why);
+  Outbox outbox;
+  absl::MutexLock lock(&mutex_);
+  generation_ = nullptr;
+  step_.Stop(why, outbox);
+  step_.Lost(why, outbox);
+}
+
+}  // namespace shardmlp

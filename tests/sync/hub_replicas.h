@@ -1,0 +1,53 @@
+// Replicas of one process, for tests: no network and no time, and what is delivered when is the test's to say.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "server/sync/replicas.h"
+
+namespace shardmlp::testing {
+
+// A set of `size` ranks. The first generation forms once all have joined; after a loss, the next forms once all have
+// joined again (kWait), or all of the last generation's that live and are not cut off, rank 0 among them (kContinue),
+// together with whoever else waits.
+//
+// Observers are called from within the calls of any rank and of this, one at a time each; unless held, until nothing is
+// left to deliver. Thread-safe.
+class HubReplicas {
+ public:
+  HubReplicas(int size, OnLoss on_loss);
+  ~HubReplicas();
+
+  // A server of `rank` that just started. What had the rank before is dead from then on. To destroy it without Stop is
+  // to kill it. May outlive the hub.
+  std::unique_ptr<Replicas> Start(int rank);
+
+  // From now on observers hear of something only by Deliver and DeliverAll.
+  void Hold();
+  // Delivers what is left, and from now on everything at once.
+  void Release();
+  // The next call of `rank`'s observer (Formed, Agreed, Stable or Lost). False where there is none.
+  bool Deliver(int rank);
+  // All calls of all observers, those that come of these too.
+  void DeliverAll();
+
+  // Nothing reaches `rank` any more, nor leaves it: it and its generation's other members are Lost, and what was not
+  // delivered of the generation never is.
+  void Cut(int rank);
+  void Mend(int rank);
+  // As kill -9: its observer hears nothing more, the other members are Lost.
+  void Kill(int rank);
+
+  // The one that is formed; 0: none.
+  int64_t generation() const;
+
+ private:
+  class Hub;
+  class Member;
+
+  const std::shared_ptr<Hub> hub_;
+};
+
+}  // namespace shardmlp::testing
