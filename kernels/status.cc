@@ -71,6 +71,8 @@ static_assert(kNames.size() == static_cast<size_t>(Reason::kUnreachable) + 1);
 
 absl::string_view Name(Reason reason) { return kNames[static_cast<size_t>(reason)]; }
 
+absl::Span<const absl::string_view> ReasonNames() { return kNames; }
+
 Reason ReasonFromName(absl::string_view name) {
   for (size_t i = 0; i < kNames.size(); ++i) {
     if (kNames[i] == name) return static_cast<Reason>(i);

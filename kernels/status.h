@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 namespace shardmlp {
 
@@ -70,6 +71,8 @@ enum class Reason {
 
 // UPPER_SNAKE_CASE, without the k: "UNKNOWN_SESSION".
 absl::string_view Name(Reason reason);
+// All of them, in order.
+absl::Span<const absl::string_view> ReasonNames();
 // kUnspecified for a name that is none.
 Reason ReasonFromName(absl::string_view name);
 

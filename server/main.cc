@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
+#include "server/grpc_log.h"
 #include "server/log.h"
 #include "server/options.h"
 #include "server/server.h"
@@ -31,6 +32,7 @@ void SetOpenMpWaitPolicy(char** argv) {
 }
 
 int Fail(const absl::Status& status, int code) {
+  StopLog();
   std::cerr << "shardmlp-server: " << status.message() << std::endl;
   return code;
 }
@@ -84,13 +86,16 @@ int Main(int argc, char** argv) {
   SetOpenMpWaitPolicy(argv);
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);  // Debian's build checks at every lock
   StartLog(options->log);
+  LogGrpc();
 
   static Signals signals;  // its thread stays to the end
   const auto server = Server::Start(*options, std::cout);
   if (!server.ok()) return Fail(server.status(), kFailed);
   signals.SetServing();
   const absl::Status status = (*server)->Run(signals.stop());
-  return status.ok() ? EXIT_SUCCESS : Fail(status, kFailed);
+  if (!status.ok()) return Fail(status, kFailed);
+  StopLog();
+  return EXIT_SUCCESS;
 }
 
 }  // namespace

@@ -1,8 +1,5 @@
-// Every series that a server exports, looked up once and kept by reference. A leaf: knows no other room.
-//
-// Names are `shardmlp_` and base units; histograms, not summaries; no label takes a value from a client, a session or a
-// step. Beside them are the grpc_server_ series under the names and labels (grpc_service, grpc_method, grpc_type,
-// grpc_code in CamelCase) of go-grpc-prometheus, and process_ ones, so that stock dashboards work.
+// What a server counts and measures, as /metrics shows it (server/metrics_table.h). A leaf: knows no other room. Series
+// are looked up once and kept by reference.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 
 namespace shardmlp {
 
@@ -30,6 +28,7 @@ enum class RpcKind { kUnary, kServerStream, kBidiStream };
 class RpcMetrics {
  public:
   virtual ~RpcMetrics() = default;
+  virtual const std::string& name() const = 0;  // "Forward"
   virtual void Started() = 0;
   virtual void Handled(absl::StatusCode code, absl::Duration duration) = 0;
 };
@@ -56,9 +55,13 @@ class Metrics {
   void SetOpenCalls(int64_t calls);
   void SetSessions(int64_t trainers, int64_t readers);
   void SetPlannedBytes(MemoryUse use, int64_t bytes);
+  // Of host memory: its part of the plan, and what messages under way may take.
+  void SetMemoryBound(int64_t bytes);
   void SetStep(int64_t step, int64_t attempt);
   void CountStep(StepOutcome outcome);
   void ObserveStepPhase(StepPhase phase, absl::Duration duration);
+  // How many there are to be.
+  void SetReplicaCount(int64_t replicas);
   // The generation of replicas that formed, and how many are in it; one that was lost; gradients that they summed.
   void SetReplicas(int64_t generation, int64_t members);
   void CountLostGeneration();
@@ -68,7 +71,9 @@ class Metrics {
   void SetStashBytes(int64_t bytes);
   void CountTicket(TicketEvent event);
 
-  // Failed rpcs by their reason: one of kernels/status.h's names.
+  // Failed rpcs by their reason: one of kernels/status.h's names. Those that are expected are there, as 0, before the
+  // first of them, so that its rate is seen.
+  void ExpectFailures(absl::Span<const absl::string_view> reasons);
   void CountFailure(absl::string_view reason);
   // `service` is "shardmlp.v1.Compute", `method` "Forward"; asked for once a method, when its service is made. Lives as
   // long as these metrics.

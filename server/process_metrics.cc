@@ -10,14 +10,17 @@
 #include <string>
 #include <system_error>
 
+#include "server/metrics_table.h"
+
 namespace shardmlp {
 namespace {
 
-prometheus::MetricFamily Family(const char* name, const char* help, prometheus::MetricType type, double value) {
+prometheus::MetricFamily Family(SeriesId id, double value) {
+  const SeriesSpec& spec = SpecOf(id);
+  const bool counts = spec.type == SeriesType::kCounter;
   prometheus::ClientMetric metric;
-  metric.gauge.value = type == prometheus::MetricType::Gauge ? value : 0;
-  metric.counter.value = type == prometheus::MetricType::Counter ? value : 0;
-  return {name, help, type, {metric}};
+  (counts ? metric.counter.value : metric.gauge.value) = value;
+  return {spec.name, spec.meaning, counts ? prometheus::MetricType::Counter : prometheus::MetricType::Gauge, {metric}};
 }
 
 }  // namespace
@@ -35,13 +38,10 @@ std::vector<prometheus::MetricFamily> ProcessMetrics::Collect() const {
   const auto files = std::filesystem::directory_iterator("/proc/self/fd", error);
   const auto file_count = static_cast<double>(std::distance(begin(files), end(files)));
 
-  using prometheus::MetricType;
-  return {Family("process_cpu_seconds_total", "User and system CPU time.", MetricType::Counter, cpu_seconds),
-          Family("process_resident_memory_bytes", "Resident memory.", MetricType::Gauge,
-                 static_cast<double>(resident_pages) * page_bytes),
-          Family("process_virtual_memory_bytes", "Virtual memory.", MetricType::Gauge,
-                 static_cast<double>(virtual_pages) * page_bytes),
-          Family("process_open_fds", "Open file descriptors.", MetricType::Gauge, file_count)};
+  return {Family(SeriesId::kProcessCpuSeconds, cpu_seconds),
+          Family(SeriesId::kProcessResidentBytes, static_cast<double>(resident_pages) * page_bytes),
+          Family(SeriesId::kProcessVirtualBytes, static_cast<double>(virtual_pages) * page_bytes),
+          Family(SeriesId::kProcessOpenFiles, file_count)};
 }
 
 }  // namespace shardmlp

@@ -47,7 +47,10 @@ absl::Status Server::Load(std::ostream& out) {
   SHARDMLP_ASSIGN_OR_RETURN(auto backend, OpenDevice(options_.device));
   SHARDMLP_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(folder->spec(), options_.engine, backend->device()));
   out << backend->device().name << "\n" << plan.ToString() << std::flush;
-  rpc_->BoundMessages(std::max(SpareHostBytes(plan, backend->device()), kLeastMessageBytes));
+  const int64_t spare_bytes = SpareHostBytes(plan, backend->device());
+  const int64_t message_bytes = std::max(spare_bytes, kLeastMessageBytes);
+  rpc_->BoundMessages(message_bytes);
+  metrics_.SetMemoryBound(backend->device().host_bytes - spare_bytes + message_bytes);
   EngineOptions engine = options_.engine;
   std::unique_ptr<CheckpointStore> checkpoints;
   if (!options_.checkpoint_dir.empty()) {
@@ -76,7 +79,7 @@ ReplicasOptions Server::ReplicasOf(const ModelSpec& model) const {
                                 mlp.output_size, " by ", Name(mlp.activation.kind));
   replicas.layers = absl::StrCat(model.layers.front().layer, "-", model.layers.back().layer);
   replicas.dtype = std::string(Name(model.dtype));
-  replicas.log = [](absl::string_view line) { LogWarning(line); };
+  replicas.log = [](absl::string_view line) { LogWarning("replicas", {{"said", std::string(line)}}); };
   return replicas;
 }
 
@@ -94,10 +97,10 @@ absl::Status Server::Run(const absl::Notification& stop) {
 void Server::Drain() {
   rpc_->SetHealth(false);
   engine_->StartDraining();
-  LogInfo(absl::StrCat("draining: ", engine_->open_call_count(), " calls are open"));
+  LogInfo("draining", {{"open_calls", engine_->open_call_count()}});
   if (!rpc_->AwaitIdle(absl::Now() + options_.drain_timeout)) {
-    LogWarning(absl::StrCat("cancelling ", engine_->open_call_count(), " calls after ",
-                            absl::FormatDuration(options_.drain_timeout)));
+    LogWarning("cancelling what is open",
+               {{"open_calls", engine_->open_call_count()}, {"after", absl::FormatDuration(options_.drain_timeout)}});
   }
   Shutdown();
 }

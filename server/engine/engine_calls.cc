@@ -5,6 +5,7 @@
 #include "absl/time/clock.h"
 #include "kernels/status.h"
 #include "server/engine/serving_engine.h"
+#include "server/log.h"
 
 namespace shardmlp {
 
@@ -122,6 +123,14 @@ absl::StatusOr<std::shared_ptr<KeptRows>> ServingEngine::UseStash(const SessionS
 }
 
 void ServingEngine::CallFinished(const CallSpec& spec, bool answered) {
+  if (Logs(LogLevel::kDebug)) {
+    Log(LogLevel::kDebug, answered ? "call answered" : "call not answered",
+        {{"pass", spec.pass == Pass::kForward ? "forward" : "backward"},
+         {"session", spec.header.session_id},
+         {"call", spec.header.call_id},
+         {"layer", spec.header.layer},
+         {"rows", spec.header.row_count}});
+  }
   absl::MutexLock lock(&mutex_);
   sessions_.CallClosed(spec.header.session_id, options_.clock());
   if (spec.header.ticket != 0) stash_->Finished(spec.header.ticket, spec.pass, answered);

@@ -8,6 +8,7 @@
 #include "kernels/status.h"
 #include "server/engine/replica_sync.h"
 #include "server/engine/serving_engine.h"
+#include "server/log.h"
 
 namespace shardmlp {
 
@@ -81,6 +82,7 @@ void ServingEngine::Stable(int64_t index) {
 }
 
 void ServingEngine::Lost(const absl::Status& why) {
+  LogWarning("replicas lost", {{"why", std::string(why.message())}});
   metrics_.CountLostGeneration();
   Outbox outbox;
   absl::MutexLock lock(&mutex_);
@@ -108,6 +110,11 @@ void ServingEngine::JoinReplicas() {
 }
 
 void ServingEngine::Formed(const Generation& generation) {
+  if (replicas_->size() > 1) {
+    LogInfo("replicas formed", {{"generation", generation.number},
+                                {"members", static_cast<int64_t>(generation.members.size())},
+                                {"replicas", replicas_->size()}});
+  }
   absl::MutexLock lock(&mutex_);
   generation_ = std::make_shared<const Generation>(generation);
   metrics_.SetReplicas(generation.number, static_cast<int64_t>(generation.members.size()));
@@ -200,6 +207,7 @@ void ServingEngine::Fail(const absl::Status& why) {
   absl::MutexLock lock(&mutex_);
   if (!health_.ok()) return;
   health_ = why;
+  LogError("server failed", {{"reason", std::string(Name(ReasonOf(why)))}, {"why", std::string(why.message())}});
   // The others don't go on with a replica that is broken.
   if (replicas_->size() > 1 && sync_ != nullptr) sync_->Submit([this, why] { LeaveReplicas(why); });
 }

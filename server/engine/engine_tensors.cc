@@ -8,6 +8,7 @@
 #include "kernels/status.h"
 #include "server/engine/parameter_groups.h"
 #include "server/engine/serving_engine.h"
+#include "server/log.h"
 
 namespace shardmlp {
 
@@ -106,8 +107,11 @@ void ServingEngine::SaveCheckpoint(const std::string& name, Done<CheckpointInfo>
     return done(Error(absl::StatusCode::kFailedPrecondition, Reason::kCheckpointDisabled,
                       "the server is frozen: it has no optimizer state to save"));
   }
-  RunOnDevice<CheckpointInfo>(
-      std::move(done), [this, name] { return checkpoints_->Save(name, parameters_->Snapshot(position().step)); });
+  RunOnDevice<CheckpointInfo>(std::move(done), [this, name]() -> absl::StatusOr<CheckpointInfo> {
+    SHARDMLP_ASSIGN_OR_RETURN(CheckpointInfo saved, checkpoints_->Save(name, parameters_->Snapshot(position().step)));
+    LogInfo("checkpoint saved", {{"name", name}, {"step", saved.step}});
+    return saved;
+  });
 }
 
 void ServingEngine::RestoreCheckpoint(const std::string& name, Done<StepPosition> done) {
@@ -156,6 +160,7 @@ absl::StatusOr<int64_t> ServingEngine::RestoreHere(const CheckpointEdition& edit
   // A failure leaves half of it in place, which must not be served.
   SHARDMLP_RETURN_IF_ERROR(NoteDevice(
       Annotate(parameters_->Restore(*checkpoint), absl::StrCat("checkpoint ", edition.name, " in part restored"))));
+  LogInfo("checkpoint restored", {{"name", edition.name}, {"step", checkpoint->step()}});
   return checkpoint->step();
 }
 

@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "kernels/status.h"
 #include "server/engine/parameter_groups.h"
+#include "server/log.h"
 
 namespace shardmlp {
 namespace {
@@ -81,6 +82,7 @@ absl::Status ServingEngine::Start(const ModelFolder& folder) {
   metrics_.SetPlannedBytes(MemoryUse::kStaging, plan_.staging_bytes);
   metrics_.SetPlannedBytes(MemoryUse::kLedger, plan_.ledger_bytes);
   metrics_.SetPlannedBytes(MemoryUse::kStash, plan_.stash_bytes);
+  metrics_.SetReplicaCount(replicas_->size());
   scheduler_ = std::make_unique<Scheduler>(depth);
   sync_ = std::make_unique<JobThread>();
   if (!options_.restore.empty()) {
@@ -127,6 +129,13 @@ absl::StatusOr<SessionGrant> ServingEngine::OpenSession(const SessionSpec& spec)
   SHARDMLP_ASSIGN_OR_RETURN(const int64_t session_id, sessions_.Open(spec, options_.clock()));
   if (trains) step_.AddTrainer(session_id, spec, outbox);
   UpdateSessionMetrics();
+  outbox.Do([spec, session_id] {
+    LogInfo("session opened", {{"session", session_id},
+                               {"role", spec.role == SessionRole::kTrain ? "train" : "read"},
+                               {"run", spec.run_id},
+                               {"trainer", spec.trainer_rank},
+                               {"trainers", spec.trainer_count}});
+  });
   const bool run_under_way = spec.role == SessionRole::kTrain && step_.RunUnderWay(session_id);
   return SessionGrant{session_id, options_.lease, step_.position(), run_under_way};
 }
@@ -140,7 +149,10 @@ absl::StatusOr<StepPosition> ServingEngine::RenewSession(int64_t session_id) {
 absl::Status ServingEngine::CloseSession(int64_t session_id) {
   Outbox outbox;
   absl::MutexLock lock(&mutex_);
-  if (sessions_.Close(session_id)) step_.RemoveTrainer(session_id, /*lost=*/false, outbox);
+  if (sessions_.Close(session_id)) {
+    step_.RemoveTrainer(session_id, /*lost=*/false, outbox);
+    outbox.Do([session_id] { LogInfo("session closed", {{"session", session_id}}); });
+  }
   stash_->ReleaseSession(session_id);
   UpdateSessionMetrics();
   return absl::OkStatus();
@@ -192,6 +204,7 @@ void ServingEngine::WatchTime() {
     for (const int64_t session_id : sessions_.Expire(now)) {
       step_.RemoveTrainer(session_id, /*lost=*/true, outbox);
       stash_->ReleaseSession(session_id);
+      outbox.Do([session_id] { LogWarning("session lost: its lease ended", {{"session", session_id}}); });
     }
     step_.ExpireSeals(now, outbox);
     UpdateSessionMetrics();

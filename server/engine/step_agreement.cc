@@ -7,6 +7,7 @@
 #include "kernels/status.h"
 #include "server/engine/step_errors.h"
 #include "server/engine/step_protocol.h"
+#include "server/log.h"
 
 namespace shardmlp {
 namespace {
@@ -88,7 +89,7 @@ void StepProtocol::Act(int from, const SumReport& report, Outbox& outbox) {
     result.non_finite_origin = absl::StrCat("the gradient of ", tensors_[i]);
   }
   result.finite = result.non_finite_origin.empty();
-  if (!result.finite && non_finite_origin_.empty()) metrics_.CountNonFinite();
+  if (!result.finite && non_finite_origin_.empty()) NoteNonFinite(result.non_finite_origin, outbox);
   result.rows = roll_.RowsOf(position_);
   phase_ = Phase::kSealed;
   sealed_ = result;
@@ -129,8 +130,7 @@ void StepProtocol::Applied(const absl::Status& status, Outbox& outbox) {
   waiting_commits_.clear();
   for (auto& [session_id, trainer] : trainers_) trainer.committed = true;
   roll_.Committed();
-  metrics_.CountStep(StepOutcome::kCommitted);
-  metrics_.SetStep(position_.step, position_.attempt);
+  NoteCommitted(outbox);
   StartAttempt();
   device_.ReleaseStash();
   if (committed_index_ <= stable_) CommittedByAll(outbox);
@@ -252,6 +252,7 @@ StepPosition StepProtocol::NextAttempt() const {
 
 void StepProtocol::EndAttempt(const StepPosition& next, std::optional<StepOutcome> outcome, const std::string& why,
                               Outbox& outbox) {
+  if (outcome.has_value()) NoteEnded(*outcome, why, outbox);
   position_ = next;
   end_reason_ = why;
   const absl::Status aborted = StepAborted(absl::StrCat("the step's attempt is over: ", why), position_);
@@ -259,9 +260,41 @@ void StepProtocol::EndAttempt(const StepPosition& next, std::optional<StepOutcom
   AnswerCommits(aborted, outbox);
   Answer(waiting_discards_, position_, outbox);
   StartAttempt();
-  if (outcome.has_value()) metrics_.CountStep(*outcome);
   metrics_.SetStep(position_.step, position_.attempt);
   device_.ClearGradients();
+}
+
+void StepProtocol::NoteCommitted(Outbox& outbox) {
+  metrics_.CountStep(StepOutcome::kCommitted);
+  metrics_.SetStep(position_.step, position_.attempt);
+  if (!Logs(LogLevel::kInfo)) return;
+  const CommitSpec& decision = committed_->decision;
+  int64_t rows = 0;
+  for (const auto& [layer, count] : committed_->sealed.rows) rows += count;
+  double squares = 0;
+  for (const double sum : committed_->sealed.tensor_sums_of_squares) squares += sum;
+  outbox.Do([fields = LogFields{{"step", position_.step},
+                                {"attempt", position_.attempt},
+                                {"session", decision.session_id},
+                                {"rows", rows},
+                                {"gradient_norm", std::sqrt(squares) * decision.gradient_scale}}] {
+    LogInfo("step committed", fields);
+  });
+}
+
+void StepProtocol::NoteEnded(StepOutcome outcome, const std::string& why, Outbox& outbox) {
+  metrics_.CountStep(outcome);
+  const bool discarded = outcome == StepOutcome::kDiscarded;
+  outbox.Do([discarded, fields = LogFields{{"step", position_.step}, {"attempt", position_.attempt}, {"why", why}}] {
+    Log(discarded ? LogLevel::kInfo : LogLevel::kWarning, discarded ? "attempt discarded" : "attempt aborted", fields);
+  });
+}
+
+void StepProtocol::NoteNonFinite(const std::string& origin, Outbox& outbox) {
+  metrics_.CountNonFinite();
+  outbox.Do([fields = LogFields{{"step", position_.step}, {"attempt", position_.attempt}, {"origin", origin}}] {
+    LogWarning("gradient not finite", fields);
+  });
 }
 
 void StepProtocol::StartAttempt() {

@@ -102,7 +102,7 @@ absl::StatusOr<LedgerVerdict> StepProtocol::Admit(const Contribution& contributi
   if (first) ProposeReport(outbox);
   if (!non_finite.empty() && non_finite_origin_.empty()) {
     non_finite_origin_ = non_finite;
-    metrics_.CountNonFinite();  // the attempt, once
+    NoteNonFinite(non_finite, outbox);  // the attempt, once
   }
   return verdict;
 }

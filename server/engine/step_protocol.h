@@ -171,6 +171,11 @@ class StepProtocol {
   // `outcome`: nothing was lost, and no step is counted.
   void EndAttempt(const StepPosition& next, std::optional<StepOutcome> outcome, const std::string& why, Outbox& outbox);
   StepPosition NextAttempt() const;
+  // What metrics and log hear of: the step that has just been committed, the attempt that is about to end, and a NaN or
+  // infinity in the open one.
+  void NoteCommitted(Outbox& outbox);
+  void NoteEnded(StepOutcome outcome, const std::string& why, Outbox& outbox);
+  void NoteNonFinite(const std::string& origin, Outbox& outbox);
   void StartAttempt();
   void AnswerSeals(const absl::StatusOr<SealResult>& result, Outbox& outbox);
   // The order that was proposed first.

@@ -1,4 +1,4 @@
-// One rpc as the metrics count it: started, and handled with a code, a reason and a duration.
+// One rpc as metrics and log have it: started, and handled with a code, a reason and a duration.
 #pragma once
 
 #include <grpcpp/support/status.h>
@@ -8,6 +8,7 @@
 #include "absl/time/time.h"
 #include "kernels/status.h"
 #include "proto/status_bridge.h"
+#include "server/log.h"
 #include "server/metrics.h"
 
 namespace shardmlp {
@@ -22,12 +23,8 @@ class RpcRecord {
   // Counts the start. Both must outlive the record.
   RpcRecord(Metrics& metrics, RpcMetrics& method) : metrics_(&metrics), method_(&method) { method.Started(); }
 
-  // Counts the end, once, and gives `status` as gRPC has it.
-  grpc::Status End(const absl::Status& status) const {
-    method_->Handled(status.code(), absl::Now() - started_);
-    if (!status.ok()) metrics_->CountFailure(Name(ReasonOf(status)));
-    return ToGrpcStatus(status);
-  }
+  // Counts the end, once, logs a failure with `ids`, and gives `status` as gRPC has it.
+  grpc::Status End(const absl::Status& status, const LogFields& ids = {}) const;
 
  private:
   Metrics* metrics_;

@@ -23,6 +23,7 @@ constexpr absl::Duration kLoanTimeout = absl::Seconds(5);
 }  // namespace
 
 RpcServer::RpcServer(const RpcServerOptions& options, Metrics& metrics) : streams_(options.stall_timeout) {
+  metrics.ExpectFailures(ReasonNames());
   const ShardStreamContext context = {engine_, options.limits, streams_, metrics};
   services_.push_back(std::make_unique<ComputeService>(context));
   services_.push_back(std::make_unique<TrainingService>(engine_, metrics));

@@ -80,6 +80,11 @@ void ShardReceiver::Cancel() {
 absl::Status ShardReceiver::Start(const std::string& header) {
   SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get());
   SHARDMLP_ASSIGN_OR_RETURN(const CallHeader spec, ReadCallHeader(pass_, header));
+  ids_ = std::visit(
+      [](const auto& call) {
+        return LogFields{{"session", call.session_id}, {"call", call.call_id}, {"layer", call.layer}};
+      },
+      spec);
   if (const auto* forward = std::get_if<ForwardSpec>(&spec)) {
     SHARDMLP_ASSIGN_OR_RETURN(call_, engine->StartForward(*forward, sink_));
   } else {

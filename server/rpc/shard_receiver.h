@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "proto/wire.h"
 #include "server/engine/call.h"
+#include "server/log.h"
 #include "server/metrics.h"
 #include "server/rpc/engine_slot.h"
 
@@ -40,6 +41,8 @@ class ShardReceiver {
 
   // Rows of the last shard wait for room.
   bool blocked() const { return shard_.has_value(); }
+  // Whose call it is, once its header has come; for the log.
+  LogFields ids() const { return ids_; }
   // The end has come, so nothing more may.
   bool ended() const { return state_ == State::kEnded; }
 
@@ -55,6 +58,7 @@ class ShardReceiver {
   const int64_t max_message_bytes_;
   CallSink& sink_;
   State state_ = State::kHeader;
+  LogFields ids_;
   std::shared_ptr<Call> call_;
   std::optional<WireShard> shard_;  // not placed whole
   int64_t placed_rows_ = 0;         // of shard_

@@ -204,7 +204,7 @@ void ShardStream::Send() {
     StartWrite(&sending_);
   } else if (status_.has_value()) {
     finished_ = true;
-    Finish(record_.End(*status_));
+    Finish(record_.End(*status_, receiver_.ids()));
   }
 }
 

@@ -21,7 +21,9 @@ namespace shardmlp {
 // until the client cancels: that finishes it too, and what the engine answers later is dropped.
 class UnaryReply {
  public:
-  UnaryReply(Metrics& metrics, RpcMetrics& method) : reactor_(std::make_shared<Reactor>(RpcRecord(metrics, method))) {
+  // `session_id` is for the log; 0 where the request names none.
+  UnaryReply(Metrics& metrics, RpcMetrics& method, int64_t session_id = 0)
+      : reactor_(std::make_shared<Reactor>(RpcRecord(metrics, method), session_id)) {
     reactor_->self = reactor_;
   }
 
@@ -46,7 +48,7 @@ class UnaryReply {
  private:
   // Owns itself until gRPC is done with it.
   struct Reactor final : grpc::ServerUnaryReactor {
-    explicit Reactor(const RpcRecord& record) : record(record) {}
+    Reactor(const RpcRecord& record, int64_t session_id) : record(record), session_id(session_id) {}
 
     // The first end counts. The response is there until it.
     void End(const absl::Status& status, absl::FunctionRef<void()> fill) {
@@ -55,7 +57,7 @@ class UnaryReply {
         if (std::exchange(ended, true)) return;
         fill();
       }
-      Finish(record.End(status));
+      Finish(record.End(status, session_id == 0 ? LogFields{} : LogFields{{"session", session_id}}));
     }
     void OnCancel() override {
       End(ClientGone(), [] {});
@@ -63,6 +65,7 @@ class UnaryReply {
     void OnDone() override { self = nullptr; }
 
     const RpcRecord record;
+    const int64_t session_id;
     std::shared_ptr<Reactor> self;
     absl::Mutex mutex;
     bool ended ABSL_GUARDED_BY(mutex) = false;

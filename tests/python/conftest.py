@@ -74,11 +74,15 @@ class Server:
         """Where /metrics is, of a server with --metrics-address=127.0.0.1:0."""
         return until(lambda: re.findall(r"metrics on http://(\S+)/metrics", self.log.read_text()))[-1]
 
-    def metric(self, series: str) -> float:
-        """The value of a series as /metrics writes it; 0 where there is none."""
+    def metrics(self) -> dict[str, float]:
+        """The value of each series as /metrics writes them."""
         with urllib.request.urlopen(f"http://{self.metrics_address}/metrics", timeout=30) as answer:
-            values = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[0] != "#")
-        return float(values.get(series, 0))
+            lines = [line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[0] != "#"]
+        return {series: float(value) for series, value in lines}
+
+    def metric(self, series: str) -> float:
+        """0 where there is none."""
+        return self.metrics().get(series, 0)
 
 
 @pytest.fixture(autouse=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import re
 import socket
 import subprocess
-import urllib.error
-import urllib.parse
+import sys
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,36 +17,21 @@ from models import load_model, loss_of
 from waiting import until
 
 import shardmlp
+from shardmlp.connection import Connection
 
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts/lib/dashboard"))
+
+from monitor import OWN_LABELS, Prometheus  # noqa: E402
+
+# Name, type and labels of every series, as the page's table has them.
 FAMILIES = {
-    "shardmlp_stage_seconds": "histogram",
-    "shardmlp_rows_total": "counter",
-    "shardmlp_payload_bytes_total": "counter",
-    "shardmlp_gemm_flops_total": "counter",
-    "shardmlp_repeated_rows_total": "counter",
-    "shardmlp_stash_bytes": "gauge",
-    "shardmlp_stash_tickets_total": "counter",
-    "shardmlp_queued_tiles": "gauge",
-    "shardmlp_open_calls": "gauge",
-    "shardmlp_sessions": "gauge",
-    "shardmlp_planned_memory_bytes": "gauge",
-    "shardmlp_step": "gauge",
-    "shardmlp_attempt": "gauge",
-    "shardmlp_steps_total": "counter",
-    "shardmlp_step_phase_seconds": "histogram",
-    "shardmlp_non_finite_steps_total": "counter",
-    "shardmlp_replica_generation": "gauge",
-    "shardmlp_replica_members": "gauge",
-    "shardmlp_replica_generations_lost_total": "counter",
-    "shardmlp_synced_bytes_total": "counter",
-    "shardmlp_failures_total": "counter",
-    "grpc_server_started_total": "counter",
-    "grpc_server_handled_total": "counter",
-    "grpc_server_handling_seconds": "histogram",
-    "process_cpu_seconds_total": "counter",
-    "process_resident_memory_bytes": "gauge",
-    "process_virtual_memory_bytes": "gauge",
-    "process_open_fds": "gauge",
+    name: (kind, set(re.findall(r"`(\w+)`", labels)))
+    for name, kind, labels in re.findall(
+        r"^\| `(\w+)` \| (counter|gauge|histogram) \| [^|]+\| ([^|]*)\|",
+        (ROOT / "docs/operations.md").read_text(),
+        re.MULTILINE,
+    )
 }
 
 METHODS = "Forward|Backward|OpenSession|SealStep|CommitStep|DiscardStep|GetModel|SaveCheckpoint|RestoreCheckpoint"
@@ -66,76 +51,42 @@ MOVING = {
     "shardmlp_steps_total": 3,
     "shardmlp_step_phase_seconds_count": 3,
     "shardmlp_non_finite_steps_total": 1,
-    "shardmlp_replica_members": 1,
-    "shardmlp_synced_bytes_total": 1,
     f"grpc_server_started_total{{{USED}}}": 9,
     f'grpc_server_handled_total{{{USED},grpc_code="OK"}}': 9,
     f"grpc_server_handling_seconds_count{{{USED}}}": 9,
+    "shardmlp_stash_bytes": 1,
+    'shardmlp_failures_total{reason="UNKNOWN_CHECKPOINT"}': 1,
     "process_cpu_seconds_total": 1,
+}
+# What stands still in it; test_dashboard has replicas, of which one is lost.
+RESTING = {
+    "shardmlp_queued_tiles",
+    "shardmlp_planned_memory_bytes",
+    "shardmlp_memory_bound_bytes",
+    "shardmlp_replicas",
+    "shardmlp_replica_members",
+    "shardmlp_replica_generation",
+    "shardmlp_replica_generations_lost_total",
+    "shardmlp_synced_bytes_total",
+    "process_resident_memory_bytes",
+    "process_virtual_memory_bytes",
+    "process_open_fds",
 }
 
 
-OWN_LABELS = ("__name__", "instance", "job")
+def await_all(prometheus: Prometheus, query: str, expected: int) -> None:
+    """Until the query gives so many series and each is above 0."""
+    values = {}
 
+    def holds() -> bool:
+        values.clear()
+        values.update(prometheus.values(query))
+        return len(values) == expected and all(value > 0 for value in values.values())
 
-class Prometheus:
-    """Scrapes one address, four times a second."""
-
-    def __init__(self, target: str, scratch) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._address = "127.0.0.1:%d" % free.getsockname()[1]
-        config = {"scrape_configs": [{"job_name": "shardmlp", "static_configs": [{"targets": [target]}]}]}
-        config["global"] = {"scrape_interval": "250ms", "scrape_timeout": "250ms"}
-        (scratch / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
-        self.log = scratch / "log"
-        with open(self.log, "wb") as log:
-            self._process = subprocess.Popen(
-                [
-                    "prometheus",
-                    f"--config.file={scratch}/prometheus.yml",
-                    f"--storage.tsdb.path={scratch}/data",
-                    f"--web.listen-address={self._address}",
-                ],
-                stdout=log,
-                stderr=log,
-            )
-
-    def stop(self) -> None:
-        self._process.terminate()
-        self._process.wait(timeout=30)
-
-    def get(self, path: str, **parameters: str):
-        """The data of an answer of its HTTP API; None where it is not ready yet."""
-        url = f"http://{self._address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
-        try:
-            with urllib.request.urlopen(url, timeout=30) as answer:
-                return json.load(answer)["data"]
-        except urllib.error.URLError as error:
-            if getattr(error, "code", 503) != 503:
-                raise
-            return None
-
-    def values(self, query: str) -> dict[tuple, float]:
-        """Of an instant query, by labels other than those that Prometheus adds."""
-        answer = self.get("query", query=query)
-        values = {}
-        for series in answer["result"] if answer else []:
-            labels = {name: value for name, value in series["metric"].items() if name not in OWN_LABELS}
-            values[tuple(sorted(labels.items()))] = float(series["value"][1])
-        return values
-
-    def await_all(self, query: str, expected: int) -> None:
-        """Until the query gives so many series and each is above 0."""
-        values = {}
-
-        def holds() -> bool:
-            values.update(self.values(query))
-            return len(values) == expected and all(value > 0 for value in values.values())
-
-        try:
-            until(holds)
-        except AssertionError:
-            pytest.fail(f"{query}: expected {expected} series above 0, got {values}")
+    try:
+        until(holds)
+    except AssertionError:
+        pytest.fail(f"{query}: expected {expected} series above 0, got {values}")
 
 
 @pytest.fixture
@@ -143,13 +94,22 @@ def prometheus(tmp_path):
     started = []
 
     def start(target: str) -> Prometheus:
-        started.append(Prometheus(target, tmp_path))
+        started.append(Prometheus([target], tmp_path))
         return started[-1]
 
     yield start
     for one in started:
         one.stop()
         print(one.log.read_text())
+
+
+def labels_of_families(monitor: Prometheus) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for labels in monitor.get("series", **{"match[]": '{job="shardmlp"}'}):
+        name = re.sub(r"_(bucket|sum|count)$", "", labels["__name__"])
+        if name in FAMILIES:
+            found.setdefault(name, set()).update(labels.keys() - {*OWN_LABELS, "le"})
+    return found
 
 
 def load(model, remote, optimizer) -> None:
@@ -203,25 +163,48 @@ def test_prometheus_sees_every_series_move(folder, serve, offload, prometheus):
         held.result(timeout=30)
     until(lambda: monitor.values("shardmlp_open_calls") == {(): 0})
 
-    families = {name: facts[0] for name, facts in monitor.get("metadata").items()}
-    ours = {name: facts["type"] for name, facts in families.items() if not name.startswith("exposer_")}  # the library's
-    assert ours == FAMILIES
-    assert all(facts["help"] for facts in families.values())
+    metadata = {name: facts[0] for name, facts in monitor.get("metadata").items()}
+    assert {name: facts["type"] for name, facts in metadata.items()} == {n: kind for n, (kind, _) in FAMILIES.items()}
+    assert all(facts["help"] for facts in metadata.values())
+    assert labels_of_families(monitor) == {name: labels for name, (_, labels) in FAMILIES.items()}
+    assert {re.sub(r"({.*|_count)$", "", series.partition("{")[0]) for series in MOVING} | RESTING == FAMILIES.keys()
     for series, count in MOVING.items():
-        monitor.await_all(f"max_over_time({series}[5m]) - min_over_time({series}[5m])", count)
-    monitor.await_all('shardmlp_failures_total{reason="UNKNOWN_CHECKPOINT"}', 1)
-    monitor.await_all('shardmlp_planned_memory_bytes{use!="master_weights"}', 7)
-    monitor.await_all("process_resident_memory_bytes < process_virtual_memory_bytes", 1)
-    monitor.await_all("process_open_fds", 1)
+        await_all(monitor, f"max_over_time({series}[5m]) - min_over_time({series}[5m])", count)
+    await_all(monitor, 'shardmlp_planned_memory_bytes{use!="master_weights"}', 7)
+    await_all(monitor, "process_resident_memory_bytes < process_virtual_memory_bytes", 1)
+    await_all(monitor, "process_open_fds", 1)
+    await_all(monitor, "shardmlp_memory_bound_bytes > on (instance) sum by (instance) (shardmlp_planned_memory_bytes)", 1)
+    await_all(monitor, "shardmlp_replicas == shardmlp_replica_members", 1)
     assert monitor.values("shardmlp_queued_tiles").keys() == {()}
     # As a dashboard asks.
-    monitor.await_all(
-        "histogram_quantile(0.9, sum by (pass, stage, le) (rate(shardmlp_stage_seconds_bucket[1m])))", 2 * 6
-    )
-    monitor.await_all("sum(rate(shardmlp_gemm_flops_total[1m]))", 1)
+    quantiles = "histogram_quantile(0.9, sum by (pass, stage, le) (rate(shardmlp_stage_seconds_bucket[1m])))"
+    await_all(monitor, quantiles, 2 * 6)
+    await_all(monitor, "sum(rate(shardmlp_gemm_flops_total[1m]))", 1)
     restores = 'grpc_server_handled_total{grpc_method="RestoreCheckpoint"}'
-    monitor.await_all(f"sum by (grpc_code) (rate({restores}[1m])) > 0", 2)  # one worked, one failed
+    await_all(monitor, f"sum by (grpc_code) (rate({restores}[1m])) > 0", 2)  # one worked, one failed
     proxy.close()
+
+
+def test_sessions_bring_no_series(folder, serve):
+    """Thousands of them, and calls that fail for each of many reasons."""
+    server = serve(folder("llama"), "--metrics-address=127.0.0.1:0", "--max-sessions=64")
+    server.await_serving()
+    client = Connection(server.target, 1, shardmlp.Timeouts()).client
+
+    def series() -> set[str]:
+        return set(server.metrics())
+
+    before = series()
+    for number in range(2000):
+        session = client.open_session(run_id=f"run-{number}", train=True, trainer_count=1, trainer_rank=0)
+        session.close()
+        if number % 100 == 0:
+            with pytest.raises(shardmlp.Error):
+                client.restore_checkpoint(f"none-{number}")
+    assert series() == before
+    opened = 'grpc_method="OpenSession",grpc_service="shardmlp.v1.Training",grpc_type="unary"'
+    assert server.metric(f"grpc_server_started_total{{{opened}}}") == 2000
+    assert server.metric('shardmlp_failures_total{reason="UNKNOWN_CHECKPOINT"}') == 20
 
 
 def test_names_and_types_are_as_prometheus_wants_them(folder, serve):

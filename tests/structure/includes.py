@@ -1,4 +1,4 @@
-"""Which way includes may run: main -> rpc -> engine -> {sync, model} -> kernels; metrics is a leaf."""
+"""Which way includes may run: main -> rpc -> engine -> {sync, model} -> kernels; metrics and log are leaves."""
 
 import re
 
@@ -7,7 +7,9 @@ from tree import source_files
 PROTOCOL = ("proto/", "shardmlp/", "google/protobuf/", "google/rpc/", "grpc/", "grpcpp/")
 # What the client shares with the server.
 SHARED = ("kernels/matrix.h", "kernels/status.h", "kernels/optimizer.h")
+# Leaves.
 METRICS = ("server/metrics", "server/process_metrics")
+LOG = ("server/log",)
 
 # Beginnings of paths: what a room may include besides itself. The first entry that fits a file is its room.
 ALLOWED = {
@@ -15,11 +17,12 @@ ALLOWED = {
     "proto/": (*PROTOCOL, "kernels/"),
     "server/metrics": METRICS,
     "server/process_metrics": METRICS,
+    "server/log": LOG,
     "server/sync/rendezvous/": (*PROTOCOL, "server/sync/", "kernels/"),
     "server/sync/": ("kernels/",),
     "server/model/": ("kernels/",),
-    "server/engine/": ("server/sync/", "server/model/", "kernels/", *METRICS),
-    "server/rpc/": (*PROTOCOL, "server/engine/", "server/sync/", "server/model/", "kernels/", *METRICS),
+    "server/engine/": ("server/sync/", "server/model/", "kernels/", *METRICS, *LOG),
+    "server/rpc/": (*PROTOCOL, "server/engine/", "server/sync/", "server/model/", "kernels/", *METRICS, *LOG),
     # main, server and options: gRPC's server, and every room but the protocol itself.
     "server/": ("grpc/", "grpcpp/", "kernels/"),
     "client/cpp/": (*PROTOCOL, *SHARED),

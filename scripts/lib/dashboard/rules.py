@@ -1,0 +1,30 @@
+"""Rules as a Prometheus that has loaded them says they are."""
+
+from __future__ import annotations
+
+import re
+
+from monitor import Prometheus
+
+SELECTOR = re.compile(r"\b((?:shardmlp|grpc_server|process)[a-z0-9_:]*)(?:{[^}]*})?")
+# Series that a server has only where it is told to have what they are of.
+OPTIONAL = ("shardmlp_certificate_expiry_timestamp_seconds",)
+
+
+def check_rules(prometheus: Prometheus) -> list[str]:
+    """What is wrong: a rule that fails, and a selector in one that finds no series. An alert's own answer is empty where
+    all is well, so it is asked for what the alert looks at."""
+    wrong = []
+    for group in prometheus.get("rules")["groups"]:
+        for rule in group["rules"]:
+            if rule["health"] != "ok":
+                wrong.append(f"{rule['name']}: {rule['health']} {rule.get('lastError', '')}")
+            for selector in SELECTOR.finditer(rule["query"]):
+                if selector[1] not in OPTIONAL and not prometheus.values(selector[0]):
+                    wrong.append(f"{rule['name']}: {selector[0]}: nothing")
+    return wrong
+
+
+def alerts(prometheus: Prometheus) -> list[str]:
+    """Those that are pending or fire."""
+    return sorted(alert["labels"]["alertname"] for alert in prometheus.get("alerts")["alerts"])
