@@ -2,7 +2,6 @@
 
 #include <spdlog/async.h>
 #include <spdlog/async_logger.h>
-#include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
@@ -22,7 +21,7 @@ constexpr double kLinesASecond = 10;  // of one event
 constexpr int kBurst = 50;
 constexpr size_t kMaxValueBytes = 1024;
 // Written bare as text; a value with any other character is quoted as JSON has it.
-constexpr absl::string_view kBare = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.:/[]";
+constexpr char kBare[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.:/[]";
 
 struct Writer {
   LogFormat format;

@@ -82,6 +82,7 @@ class OfType {
   void Make(SeriesId id, Builder builder, prometheus::Registry& registry, const Buckets&... buckets) {
     const SeriesSpec& spec = SpecOf(id);
     families_[RowOf(id)] = &builder.Name(spec.name).Help(spec.meaning).Register(registry);
+    if (spec.late) return;
     for (const prometheus::Labels& labels : LabelSets(spec)) {
       series_[RowOf(id)].push_back(&families_[RowOf(id)]->Add(labels, buckets...));
     }
@@ -183,6 +184,9 @@ void Metrics::ObserveStepPhase(StepPhase phase, absl::Duration duration) {
 void Metrics::CountRepeatedRows(int64_t rows) { series_->Add(SeriesId::kRepeatedRows, static_cast<double>(rows)); }
 void Metrics::CountNonFinite() { series_->Add(SeriesId::kNonFiniteSteps, 1); }
 void Metrics::SetStashBytes(int64_t bytes) { series_->Set(SeriesId::kStashBytes, bytes); }
+void Metrics::SetCertificateExpiry(absl::Time time) {
+  series_->gauges.FamilyOf(SeriesId::kCertificateExpiry).Add({}).Set(static_cast<double>(absl::ToUnixSeconds(time)));
+}
 void Metrics::CountTicket(TicketEvent event) { series_->Add(SeriesId::kStashTickets, 1, Index(event)); }
 void Metrics::SetReplicaCount(int64_t replicas) { series_->Set(SeriesId::kReplicas, replicas); }
 void Metrics::SetReplicas(int64_t generation, int64_t members) {

@@ -35,6 +35,7 @@ enum class SeriesId {
   kReplicaGeneration,
   kReplicaGenerationsLost,
   kSyncedBytes,
+  kCertificateExpiry,
   kFailures,
   kRpcsStarted,
   kRpcsHandled,
@@ -63,6 +64,7 @@ struct SeriesSpec {
   std::vector<SeriesLabel> labels;
   const char* meaning;
   std::vector<double> buckets = {};  // a histogram's
+  bool late = false;                 // there from its first value on; all others from the start
 };
 
 const std::array<SeriesSpec, kSeriesCount>& SeriesTable();

@@ -88,7 +88,8 @@ def test_each_query_is_of_the_chosen_namespace_and_replica():
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         for target in panel.get("targets", []):
             selectors = SELECTOR.findall(target["expr"])
-            assert selectors and len(selectors) == len(re.findall(r"\b(?:shardmlp|grpc_server|process)_", target["expr"]))
+            names = re.findall(r"\b(?:shardmlp|grpc_server|process)_", target["expr"])
+            assert selectors and len(selectors) == len(names)
             for selector in selectors:
                 assert 'namespace=~"$namespace", instance=~"$replica"' in selector, panel["title"]
 

@@ -1,10 +1,17 @@
 // Lines of the log: always one, whatever is in them, and few of a kind.
 #include "server/log.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "server/log_limit.h"
 
 namespace shardmlp {
@@ -38,11 +45,49 @@ TEST(LogTest, WhatAClientSendsNeitherBreaksALineNorFillsADisk) {
   EXPECT_NO_THROW((void)nlohmann::json::parse("{" + LogLine(LogFormat::kJson, "rpc failed", fields) + "}"));
 }
 
-TEST(LogTest, NothingIsWrittenBeforeItIsStarted) {
+// Standard error, while it lives: a pipe that holds a page.
+class FullPipe {
+ public:
+  FullPipe() : stderr_(dup(STDERR_FILENO)) {
+    EXPECT_EQ(pipe(ends_), 0);
+    EXPECT_GT(fcntl(ends_[1], F_SETPIPE_SZ, 4096), 0);
+    dup2(ends_[1], STDERR_FILENO);
+    close(ends_[1]);
+  }
+  // What was written, until `stop` has made it all be.
+  template <typename Stop>
+  std::string Read(Stop stop) {
+    std::thread stopping([&] {
+      stop();
+      dup2(stderr_, STDERR_FILENO);  // the last writing end
+    });
+    std::string text;
+    char buffer[4096];
+    for (ssize_t count; (count = read(ends_[0], buffer, sizeof(buffer))) > 0;) text.append(buffer, count);
+    stopping.join();
+    return text;
+  }
+
+ private:
+  int ends_[2] = {};
+  const int stderr_;
+};
+
+TEST(LogTest, AReaderThatStandsStillHoldsUpNobodyAndLosesNothing) {
   EXPECT_FALSE(Logs(LogLevel::kError));
-  testing::internal::CaptureStderr();
-  LogError("lost");
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  LogError("lost: the log is not started");
+  FullPipe pipe;
+  StartLog({.level = LogLevel::kInfo, .format = LogFormat::kText});
+  EXPECT_TRUE(Logs(LogLevel::kInfo));
+  EXPECT_FALSE(Logs(LogLevel::kDebug));
+  const std::string kibibyte(1000, 'x');
+  for (int i = 0; i < 20; ++i) LogInfo("waits", {{"number", i}, {"text", kibibyte}});
+  Log(LogLevel::kDebug, "not asked for");
+  const std::vector<std::string> lines = absl::StrSplit(pipe.Read(&StopLog), '\n', absl::SkipEmpty());
+  ASSERT_EQ(lines.size(), 20u);
+  for (int i = 0; i < 20; ++i)
+    EXPECT_NE(lines[i].find(absl::StrCat("Z info waits number=", i, " ")), std::string::npos);
+  LogInfo("lost: the log is stopped");
 }
 
 TEST(LogLimitTest, AnEventThatRepeatsIsWrittenNowAndThenAndSaysHowOftenItWasNot) {

@@ -67,6 +67,7 @@ Exposition Read(const Metrics& metrics) {
 TEST(MetricsTableTest, WhatIsExportedIsTheTable) {
   Metrics metrics;
   metrics.ExpectFailures({"STALLED"});
+  metrics.SetCertificateExpiry(absl::FromUnixSeconds(1));
   metrics.ForMethod("shardmlp.v1.Compute", "Forward", RpcKind::kBidiStream);
   std::set<std::string> names;
   for (const SeriesSpec& spec : SeriesTable()) names.insert(spec.name);

@@ -54,11 +54,18 @@ TEST(MetricsTest, CountsAndGaugesGoWhereTheyBelong) {
   metrics.SetStashBytes(88);
   metrics.SetPlannedBytes(MemoryUse::kStash, 99);
   metrics.CountTicket(TicketEvent::kHit);
+  EXPECT_FALSE(HasLine(metrics, "shardmlp_certificate_expiry_timestamp_seconds 0")) << "there is none so far";
+  metrics.SetCertificateExpiry(absl::FromUnixSeconds(2000));
+  metrics.SetMemoryBound(4096);
+  metrics.SetReplicaCount(4);
   metrics.CountFailure("STALLED");
   metrics.ObserveStage(Pass::kForward, Stage::kCompute, absl::Milliseconds(30));
   metrics.ObserveStepPhase(StepPhase::kApply, absl::Seconds(2));
   for (const char* line : {"shardmlp_stash_bytes 88",
                            "shardmlp_planned_memory_bytes{use=\"stash\"} 99",
+                           "shardmlp_certificate_expiry_timestamp_seconds 2000",
+                           "shardmlp_memory_bound_bytes 4096",
+                           "shardmlp_replicas 4",
                            "shardmlp_stash_tickets_total{event=\"hit\"} 1",
                            "shardmlp_stash_tickets_total{event=\"missed\"} 0",
                            "shardmlp_rows_total{pass=\"backward\"} 100",

@@ -44,15 +44,18 @@ def render(panels: list[Panel], begin: float, title: str, to: Path) -> None:
         if panel.kind == "stat":
             inner = (left + 0.004, bottom + 0.2 / height, w / COLUMNS - 0.008, (h - 0.4) / height)
         axes = figure.add_axes(inner, facecolor=FACE)
-        (_stat if panel.kind == "stat" else _curves)(axes, panel, begin)
+        _frame(axes)
+        if panel.kind == "stat":
+            _stat(axes, panel)
+        else:
+            _curves(axes, panel, begin)
     figure.savefig(to, dpi=75, facecolor=BACKGROUND)
     plt.close(figure)
 
 
-def _stat(axes: Axes, panel: Panel, begin: float) -> None:
+def _stat(axes: Axes, panel: Panel) -> None:
     axes.set_xticks([])
     axes.set_yticks([])
-    _frame(axes)
     axes.text(0.03, 0.9, panel.title, color=INK, fontsize=9, va="top", transform=axes.transAxes)
     for curve in panel.curves[:1]:
         value = written(curve.values[-1], panel.unit)
@@ -65,7 +68,6 @@ def _curves(axes: Axes, panel: Panel, begin: float) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f} s"))
     axes.tick_params(colors=INK, labelsize=7, length=0)
     axes.grid(color=GRID, linewidth=0.6)
-    _frame(axes)
     floor: dict[float, float] = {}  # by time, where curves are stacked
     for index, curve in enumerate(panel.curves):
         colour = COLOURS[index % len(COLOURS)]
@@ -80,8 +82,15 @@ def _curves(axes: Axes, panel: Panel, begin: float) -> None:
     axes.margins(x=0)
     columns = 4 if len(panel.curves) > 3 else 3
     axes.legend(
-        loc="upper left", bbox_to_anchor=(-0.08, -0.13), ncol=columns, fontsize=6.5, frameon=False, labelcolor=INK,
-        handlelength=1, columnspacing=0.9, borderaxespad=0,
+        loc="upper left",
+        bbox_to_anchor=(-0.08, -0.13),
+        ncol=columns,
+        fontsize=6.5,
+        frameon=False,
+        labelcolor=INK,
+        handlelength=1,
+        columnspacing=0.9,
+        borderaxespad=0,
     )
 
 

@@ -6,14 +6,14 @@ import re
 
 from monitor import Prometheus
 
-SELECTOR = re.compile(r"\b((?:shardmlp|grpc_server|process)[a-z0-9_:]*)(?:{[^}]*})?")
+SELECTOR = re.compile(r"\b((?:shardmlp[_:]|grpc_server_|process_)[a-z0-9_:]+)(?:{[^}]*})?")
 # Series that a server has only where it is told to have what they are of.
 OPTIONAL = ("shardmlp_certificate_expiry_timestamp_seconds",)
 
 
 def check_rules(prometheus: Prometheus) -> list[str]:
     """What is wrong: a rule that fails, and a selector in one that finds no series. An alert's own answer is empty where
-    all is well, so it is asked for what the alert looks at."""
+    all is well, so what it looks at is asked for instead."""
     wrong = []
     for group in prometheus.get("rules")["groups"]:
         for rule in group["rules"]:
