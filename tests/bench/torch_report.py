@@ -88,10 +88,13 @@ def plot(rows: list[Row], path: Path) -> None:
     for axis in axes[-1]:
         axis.set(xlabel="tokens")
         axis.set_xscale("log", base=2)
+    for axis in figure.axes:
+        axis.set_visible(bool(axis.lines))  # of what was not measured, none
     axes[0][0].legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=80)
 
 
 def draw(axis, label: str, points: list[tuple[int, float]]) -> None:
-    axis.plot([tokens for tokens, _ in points], [value for _, value in points], "o-", label=label, markersize=4)
+    if points:
+        axis.plot([tokens for tokens, _ in points], [value for _, value in points], "o-", label=label, markersize=4)
