@@ -1,6 +1,5 @@
 // StepProtocol's second half: what the replicas agreed on, and the generations of replicas.
 #include <cmath>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -47,7 +46,7 @@ void StepProtocol::Act(int from, const TrainerReport& report, absl::Time now, Ou
     for (const auto& [trainer_rank, why] : refused) RefuseTrainer(trainer_rank, why, outbox);
   }
   // Who reports has the state that this generation began with.
-  if (roll_.AllReported()) CommittedByAll(outbox);
+  if (committed_index_ == kEarlier && roll_.AllReported()) CommittedByAll(outbox);
   if (phase_ != Phase::kOpen || !roll_.AllSealed(position_)) return;
   phase_ = Phase::kSumming;
   if (!waiting_seals_.empty()) metrics_.ObserveStepPhase(StepPhase::kSeal, now - first_seal_);
@@ -216,7 +215,7 @@ void StepProtocol::ActOnLoss(const absl::Status& why, Outbox& outbox) {
   loss_ = std::string(why.message());
   agreed_.clear();
   stable_ = -1;
-  committed_index_ = std::numeric_limits<int64_t>::max();
+  committed_index_ = kEarlier;
   roll_.Begin({});
   if (InProgress() || !waiting_discards_.empty()) {
     EndAttempt(NextAttempt(), StepOutcome::kAborted, absl::StrCat("a replica was lost: ", loss_), outbox);
@@ -234,6 +233,7 @@ void StepProtocol::Received(const StepPosition& position, const std::optional<Co
     Answer(untold_commits_, StepAborted("the commit went down with the replicas that had it", position), outbox);
   }
   committed_ = committed;
+  committed_index_ = kEarlier;
   committed_by_all_ = false;
   restored_checkpoint_ = {};
   device_.ReleaseStash();
@@ -250,14 +250,19 @@ StepPosition StepProtocol::NextAttempt() const {
   return {position_.step, position_.attempt + 1, position_.weights_version};
 }
 
+absl::StatusOr<StepPosition> StepProtocol::Discarded(int64_t step) const {
+  if (step != position_.step) return OtherStep(step, position_);
+  return position_;
+}
+
 void StepProtocol::EndAttempt(const StepPosition& next, std::optional<StepOutcome> outcome, const std::string& why,
                               Outbox& outbox) {
-  position_ = next;
+  const int64_t step = std::exchange(position_, next).step;
   end_reason_ = why;
   const absl::Status aborted = StepAborted(absl::StrCat("the step's attempt is over: ", why), position_);
   AnswerSeals(aborted, outbox);
   AnswerCommits(aborted, outbox);
-  Answer(waiting_discards_, position_, outbox);
+  Answer(waiting_discards_, Discarded(step), outbox);
   StartAttempt();
   if (outcome.has_value()) metrics_.CountStep(*outcome);
   metrics_.SetStep(position_.step, position_.attempt);

@@ -194,7 +194,7 @@ void StepProtocol::Discard(const DiscardSpec& spec, PositionDone done, Outbox& o
     return answer(CommittedAlready(spec.step));
   }
   const absl::Status open = CheckOpen(spec.step, spec.attempt);
-  if (ReasonOf(open) == Reason::kStepAborted) return answer(position_);
+  if (ReasonOf(open) == Reason::kStepAborted) return answer(Discarded(spec.step));
   if (!open.ok()) return answer(open);
   waiting_discards_.push_back(std::move(done));
   if (waiting_discards_.size() > 1) return;

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -130,6 +131,8 @@ class StepProtocol {
 
  private:
   enum class Phase { kOpen, kSumming, kSealed, kApplying, kRestoring };
+  // As an index: in a generation before.
+  static constexpr int64_t kEarlier = std::numeric_limits<int64_t>::max();
   struct Trainer {
     SessionSpec spec;
     bool sealed = false;
@@ -171,6 +174,8 @@ class StepProtocol {
   // `outcome`: nothing was lost, and no step is counted.
   void EndAttempt(const StepPosition& next, std::optional<StepOutcome> outcome, const std::string& why, Outbox& outbox);
   StepPosition NextAttempt() const;
+  // What a trainer is told whose attempt of `step` is over.
+  absl::StatusOr<StepPosition> Discarded(int64_t step) const;
   void StartAttempt();
   void AnswerSeals(const absl::StatusOr<SealResult>& result, Outbox& outbox);
   // The order that was proposed first.
@@ -217,7 +222,7 @@ class StepProtocol {
   int64_t stable_ = -1;
 
   std::optional<CommittedStep> committed_;
-  int64_t committed_index_ = 0;               // in its generation
+  int64_t committed_index_ = kEarlier;        // in its generation
   bool committed_by_all_ = true;              // that is, all replicas have it
   std::vector<PositionDone> untold_commits_;  // of committed_, until then
   int restoring_from_ = 0;

@@ -188,6 +188,20 @@ TEST_F(AgreementTest, TheFirstOfACommitAndADiscardStands) {
   EXPECT_EQ(zero_.step.position(), one_.step.position());
 }
 
+TEST_F(AgreementTest, ACommitIsNotToldBecauseSomeoneReportsWhoMayNotHaveIt) {
+  SealBoth();
+  const auto commit = zero_.Commit(1, {0, 0, 1});
+  {
+    Outbox outbox;
+    one_.step.RemoveTrainer(2, /*lost=*/false, outbox);
+  }
+  zero_.Hear();
+  zero_.Apply();
+  EXPECT_EQ(commit->count, 0) << "replica 1 reported before it heard of the commit";
+  zero_.Stabilize();
+  EXPECT_EQ(*commit->result, (StepPosition{1, 0, 2}));
+}
+
 TEST_F(AgreementTest, ARunThatCommittedAtAnotherReplicaIsUnderWay) {
   EXPECT_FALSE(one_.step.RunUnderWay(3));
   SealBoth();
@@ -294,6 +308,17 @@ TEST_F(AgreementTest, WithoutAGenerationSealsAndDiscardsWaitAndRowsAreTaken) {
   }
   zero_.Hear();
   EXPECT_EQ(*discard->result, (StepPosition{0, 2, 1}));
+}
+
+TEST_F(AgreementTest, ADiscardThatWaitsWhileTheOthersGoElsewhereIsRefused) {
+  zero_.Lose();
+  const auto discard = zero_.Discard(1);
+  {
+    Outbox outbox;
+    zero_.step.Received({5, 1, 9}, std::nullopt, outbox);  // where a checkpoint was restored meanwhile
+  }
+  EXPECT_TRUE(Fails(discard->result, absl::StatusCode::kFailedPrecondition, Reason::kStaleAttempt,
+                    {"step 0 can't be discarded", "step 5 is open"}));
 }
 
 TEST(StepMessageTest, KeepsEveryDouble) {

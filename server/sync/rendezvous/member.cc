@@ -15,7 +15,6 @@ namespace {
 
 constexpr absl::Duration kReopenDelay = absl::Milliseconds(500);
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(1);
-constexpr size_t kMaxReasonBytes = 1 << 10;
 
 absl::Status LostError(absl::string_view message) {
   return Error(absl::StatusCode::kUnavailable, Reason::kReplicaLost, message);
@@ -102,7 +101,7 @@ void Member::Finish(const absl::Status* why) {
     stream_->Cancel(absl::CancelledError("this replica is destroyed"));
   } else if (leave_by_ == absl::InfiniteFuture()) {
     v1::MeetRequest request;
-    request.mutable_leave()->set_reason(std::string(why->message().substr(0, kMaxReasonBytes)));
+    request.mutable_leave()->set_reason(std::string(why->message().substr(0, kMaxTextBytes)));
     stream_->Send(std::move(request));
     leave_by_ = SteadyNow() + kLeaveTimeout;
   }
@@ -300,7 +299,7 @@ void Member::Connect(const v1::Connect& connect) {
 void Member::SayFailed(int64_t generation, const absl::Status& why) {
   v1::MeetRequest request;
   request.mutable_failed()->set_generation(generation);
-  request.mutable_failed()->set_error(std::string(why.message().substr(0, kMaxReasonBytes)));
+  request.mutable_failed()->set_error(std::string(why.message().substr(0, kMaxTextBytes)));
   stream_->Send(std::move(request));
 }
 

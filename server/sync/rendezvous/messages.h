@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "server/sync/replicas.h"
@@ -13,6 +14,11 @@ namespace shardmlp {
 inline constexpr size_t kMaxMessageBytes = 1 << 20;
 // Of one on the wire.
 inline constexpr int kMaxWireBytes = 2 << 20;
+// Of a fact in a hello, and of a reason; of an address.
+inline constexpr size_t kMaxTextBytes = 1 << 10;
+inline constexpr size_t kMaxAddressBytes = 256;
+// Generations are told as doubles too.
+inline constexpr int64_t kMaxGeneration = int64_t{1} << 53;
 // Of what waits to be sent to one peer. One that takes so little is given up.
 inline constexpr size_t kMaxQueuedBytes = 64 << 20;
 
