@@ -78,6 +78,9 @@ class Flags {
     AddService(options);
     AddResources(options);
     AddReplicas(options.replicas);
+    AddChoice("--sum-by", options.sum_by, {{"auto", SumBy::kAuto}, {"gloo", SumBy::kGloo}, {"nccl", SumBy::kNccl}},
+              "How replicas sum gradients: gloo, nccl (each on a GPU of its own), or nccl on GPUs where it is found "
+              "(default: auto).");
     AddTimes(options);
     AddLog(options.log);
   }
