@@ -66,7 +66,7 @@ function(shardmlp_test name)
   endif()
   if(SHARDMLP_SANITIZER STREQUAL "thread")
     # libgomp's barriers are invisible to tsan too; a team of one has none.
-    list(APPEND environment OMP_NUM_THREADS=1)
+    list(APPEND environment OMP_NUM_THREADS=1 TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/cmake/tsan.supp)
     target_link_libraries(${name} PRIVATE shardmlp_tsan_synchronization)
   endif()
   if(NOT (links_grpc AND SHARDMLP_SANITIZER STREQUAL "thread"))
