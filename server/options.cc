@@ -271,6 +271,9 @@ absl::Status ValidateReplicas(const ServerOptions& options) {
     return Invalid(absl::StrCat("--replicas=", replicas.size,
                                 " and --frozen: a frozen server changes nothing; start any number of them without"));
   }
+  if (options.sum_by == SumBy::kNccl && options.device.kind == DeviceKind::kCpu) {
+    return Invalid("--sum-by=nccl needs a GPU, got --device=cpu");
+  }
   if (replicas.loss_timeout < 2 * replicas.heartbeat) {
     return Invalid(absl::StrCat("--replica-timeout=", absl::FormatDuration(replicas.loss_timeout),
                                 " is below two of --replica-heartbeat=", absl::FormatDuration(replicas.heartbeat)));

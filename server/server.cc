@@ -83,7 +83,7 @@ absl::StatusOr<ReplicasOptions> Server::ReplicasOf(const ModelSpec& model) const
   if (!IsGpu(options_.device)) {
     if (options_.sum_by == SumBy::kAuto) return replicas;
     return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
-                 "--sum-by=nccl needs a GPU, and this server computes on the CPU");
+                 "--sum-by=nccl needs a GPU, and there is none");
   }
   absl::StatusOr<Transport> nccl = NcclTransport({.device = options_.device.gpu,
                                                   .connect_timeout = replicas.connect_timeout,
