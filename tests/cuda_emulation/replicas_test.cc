@@ -33,7 +33,7 @@ class EmulatedReplicasTest : public ::testing::TestWithParam<int> {
     return parts;
   }
 
-  const TinyModel model_{{OddMlp(), UngatedMlp(DType::kF32)}};
+  const TinyModel model_{{OddMlp(DType::kF32), UngatedMlp(DType::kF32)}};
   const std::string coordinator_ = FreeAddress();
 };
 
