@@ -85,9 +85,8 @@ absl::StatusOr<ReplicasOptions> Server::ReplicasOf(const ModelSpec& model) const
     return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
                  "--sum-by=nccl needs a GPU, and there is none");
   }
-  absl::StatusOr<Transport> nccl = NcclTransport({.device = options_.device.gpu,
-                                                  .connect_timeout = replicas.connect_timeout,
-                                                  .timeout = replicas.sum_timeout});
+  absl::StatusOr<Transport> nccl = NcclTransport(
+      {.device = options_.device.gpu, .connect_timeout = replicas.connect_timeout, .timeout = replicas.sum_timeout});
   if (nccl.ok()) {
     replicas.transport = *std::move(nccl);
   } else if (options_.sum_by == SumBy::kNccl) {
