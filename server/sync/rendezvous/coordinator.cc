@@ -56,10 +56,10 @@ void Coordinator::Receive(int64_t connection, const v1::MeetRequest& request) {
 }
 
 void Coordinator::ReceiveHello(int64_t connection, const v1::Hello& hello) {
-  for (const std::string* fact : {&hello.model(), &hello.layers(), &hello.dtype()}) {
+  for (const std::string* fact : {&hello.model(), &hello.layers(), &hello.dtype(), &hello.transport()}) {
     if (fact->size() <= kMaxTextBytes) continue;
-    return Drop(connection, Invalid(absl::StrCat("a model, layers or dtype of ", fact->size(), " bytes, at most ",
-                                                 kMaxTextBytes, " expected")));
+    return Drop(connection,
+                Invalid(absl::StrCat("a fact of ", fact->size(), " bytes, at most ", kMaxTextBytes, " expected")));
   }
   const int rank = hello.rank();
   const bool is_rank = rank >= 0 && rank < own_.size();
