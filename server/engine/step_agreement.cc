@@ -60,7 +60,7 @@ void StepProtocol::RefuseTrainer(int trainer_rank, const absl::Status& why, Outb
     for (WaitingSeal& seal : waiting_seals_) {
       if (seal.session_id == session_id) outbox.Add(std::move(seal.done), absl::StatusOr<SealResult>(why));
     }
-    std::erase_if(waiting_seals_, [&](const WaitingSeal& seal) { return seal.session_id == session_id; });
+    std::erase_if(waiting_seals_, [id = session_id](const WaitingSeal& seal) { return seal.session_id == id; });
     const int64_t refused = session_id;
     RemoveTrainer(refused, /*lost=*/false, outbox);
     refused_[refused] = why;

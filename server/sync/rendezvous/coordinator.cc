@@ -32,6 +32,7 @@ std::string Differences(const v1::Hello& hello, const v1::Hello& own) {
   compare("model", hello.model(), own.model());
   compare("layers", hello.layers(), own.layers());
   compare("dtype", hello.dtype(), own.dtype());
+  compare("sums by", hello.transport(), own.transport());
   return absl::StrJoin(differences, "; ");
 }
 

@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
-#include "server/sync/rendezvous/local_address.h"
 #include "server/sync/rendezvous/messages.h"
 
 namespace shardmlp {
@@ -153,12 +152,7 @@ void Member::Open() {
       MemberStream::Calls{.received = [this](const v1::MeetResponse& response) { Received(response); },
                           .ended = [this](const absl::Status& why) { Ended(why); }});
   v1::MeetRequest request;
-  v1::Hello& hello = *request.mutable_hello();
-  hello.set_rank(options_.rank);
-  hello.set_size(options_.size);
-  hello.set_model(options_.model);
-  hello.set_layers(options_.layers);
-  hello.set_dtype(options_.dtype);
+  *request.mutable_hello() = HelloOf(options_);
   stream_->Send(std::move(request));
   SendJoin();
 }
@@ -258,7 +252,7 @@ void Member::Gather(const v1::Gather& gather) {
   DropGroup(absl::CancelledError("another generation is to form"));
   gathers_ = gather.generation();
   mesh_loop_.Post([this, gather] {
-    auto mesh = ListenForPeers(gather.index(), gather.member_count());
+    auto mesh = options_.transport.listen(gather.index(), gather.member_count());
     loop_.Post([this, generation = gather.generation(), mesh = std::move(mesh)] {
       if (gathers_ != generation) return;
       if (!mesh.ok()) return SayFailed(generation, mesh.status());
@@ -271,22 +265,11 @@ void Member::Gather(const v1::Gather& gather) {
   });
 }
 
-absl::StatusOr<std::shared_ptr<GlooGroup>> Member::ListenForPeers(int index, int member_count) {
-  if (device_ == nullptr) {
-    std::string host = options_.sync_host;
-    if (host.empty()) {
-      SHARDMLP_ASSIGN_OR_RETURN(host, LocalAddressTowards(options_.coordinator));
-    }
-    SHARDMLP_ASSIGN_OR_RETURN(device_, OpenGlooDevice(host));
-  }
-  return GlooGroup::Listen(device_, index, member_count,
-                           {.connect_timeout = options_.connect_timeout, .timeout = options_.sum_timeout});
-}
-
 void Member::Connect(const v1::Connect& connect) {
   if (gathers_ != connect.generation() || mesh_ == nullptr) return;
   mesh_loop_.Post([this, mesh = mesh_, connect] {
-    const absl::Status status = mesh->Connect({connect.addresses().begin(), connect.addresses().end()});
+    const std::vector<std::string> peers(connect.addresses().begin(), connect.addresses().end());
+    const absl::Status status = mesh->Connect(peers);
     loop_.Post([this, generation = connect.generation(), status] {
       if (gathers_ != generation) return;
       if (!status.ok()) return SayFailed(generation, status);
