@@ -257,8 +257,16 @@ bool StepProtocol::Idle() const {
 }
 
 void StepProtocol::ExpireSeals(absl::Time now, Outbox& outbox) {
-  // Once all have sealed, nobody is missing, and the device will answer.
-  if (phase_ != Phase::kOpen) return;
+  if (undecided_) {
+    if (!decisions_deadline_.has_value()) decisions_deadline_ = now + seal_timeout_;
+    if (*decisions_deadline_ <= now) {
+      AnswerCommits(ReplicasMissing(loss_), outbox);
+      Answer(waiting_discards_, ReplicasMissing(loss_), outbox);
+      decisions_deadline_.reset();
+    }
+  } else if (phase_ != Phase::kOpen) {
+    return;  // nobody is missing, and the device will answer
+  }
   const auto expired = std::stable_partition(waiting_seals_.begin(), waiting_seals_.end(),
                                              [now](const WaitingSeal& seal) { return seal.deadline > now; });
   for (auto seal = expired; seal != waiting_seals_.end(); ++seal) {

@@ -174,7 +174,7 @@ void Member::Received(const v1::MeetResponse& response) {
     case v1::MeetResponse::kStable:
       if (phase_ == Phase::kFormed) observer_->Stable(response.stable().index());
       return;
-    case v1::MeetResponse::kLost: return Lose(LostError(response.lost().reason()));
+    case v1::MeetResponse::kLost: return Lose(LostError(response.lost().reason()), /*heard_all=*/true);
     default: return;
   }
 }
@@ -193,14 +193,14 @@ void Member::Ended(const absl::Status& why) {
                    answered ? " was lost: " : " is missing: ", why.ok() ? "it ended the stream" : why.message());
   SetMissing(what);
   next_open_ = SteadyNow() + kReopenDelay;
-  Lose(LostError(what));
+  Lose(LostError(what), /*heard_all=*/false);
 }
 
-void Member::Lose(const absl::Status& why) {
+void Member::Lose(const absl::Status& why, bool heard_all) {
   DropGroup(why);
   if (phase_ != Phase::kFormed) return;
   phase_ = Phase::kLost;
-  observer_->Lost(why);
+  observer_->Lost(why, heard_all);
 }
 
 void Member::DropGroup(const absl::Status& why) {
@@ -213,7 +213,7 @@ void Member::DropGroup(const absl::Status& why) {
 }
 
 void Member::Refuse(const absl::Status& why) {
-  Lose(why);
+  Lose(why, /*heard_all=*/false);
   ReplicaObserver* const observer = observer_;
   const absl::Status stopped = absl::CancelledError("refused");
   Finish(&stopped);

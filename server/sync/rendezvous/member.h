@@ -53,7 +53,7 @@ class Member final : public Replicas {
   void Connect(const v1::Connect& connect);
   void Form(const v1::Formed& formed);
   void Agree(const v1::Agreed& agreed);
-  void Lose(const absl::Status& why);
+  void Lose(const absl::Status& why, bool heard_all);
   void DropGroup(const absl::Status& why);
   void Refuse(const absl::Status& why);
   void SayFailed(int64_t generation, const absl::Status& why);
