@@ -5,8 +5,12 @@
 
 namespace shardmlp {
 
+bool IsGpu(const DeviceOptions& options) {
+  return options.kind == DeviceKind::kCuda || (options.kind == DeviceKind::kAuto && CudaDeviceCount() > 0);
+}
+
 absl::StatusOr<std::unique_ptr<Backend>> OpenDevice(const DeviceOptions& options) {
-  if (options.kind == DeviceKind::kCuda || (options.kind == DeviceKind::kAuto && CudaDeviceCount() > 0)) {
+  if (IsGpu(options)) {
     return MakeCudaBackend({.device = options.gpu, .memory_bytes = options.memory_bytes, .tf32 = options.tf32});
   }
   return MakeCpuBackend({.threads = options.threads, .memory_bytes = options.memory_bytes});

@@ -23,6 +23,9 @@ struct DeviceOptions {
   bool tf32 = false;         // see cuda_backend.h
 };
 
+// Whether they mean a GPU, on this machine.
+bool IsGpu(const DeviceOptions& options);
+
 // As the backend that is asked for fails.
 absl::StatusOr<std::unique_ptr<Backend>> OpenDevice(const DeviceOptions& options);
 

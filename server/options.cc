@@ -78,6 +78,9 @@ class Flags {
     AddService(options);
     AddResources(options);
     AddReplicas(options.replicas);
+    AddChoice("--sum-by", options.sum_by, {{"auto", SumBy::kAuto}, {"gloo", SumBy::kGloo}, {"nccl", SumBy::kNccl}},
+              "How replicas sum gradients: gloo, nccl (each on a GPU of its own), or nccl on GPUs where it is found "
+              "(default: auto).");
     AddTimes(options);
     AddLog(options.log);
   }
@@ -267,6 +270,9 @@ absl::Status ValidateReplicas(const ServerOptions& options) {
   if (options.engine.frozen) {
     return Invalid(absl::StrCat("--replicas=", replicas.size,
                                 " and --frozen: a frozen server changes nothing; start any number of them without"));
+  }
+  if (options.sum_by == SumBy::kNccl && options.device.kind == DeviceKind::kCpu) {
+    return Invalid("--sum-by=nccl needs a GPU, got --device=cpu");
   }
   if (replicas.loss_timeout < 2 * replicas.heartbeat) {
     return Invalid(absl::StrCat("--replica-timeout=", absl::FormatDuration(replicas.loss_timeout),

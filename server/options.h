@@ -16,6 +16,13 @@
 
 namespace shardmlp {
 
+// How replicas sum their gradients.
+enum class SumBy {
+  kAuto,  // NCCL between GPUs where there is NCCL, else Gloo
+  kGloo,  // from host memory to host memory over TCP
+  kNccl,  // from GPU memory to GPU memory
+};
+
 struct ServerOptions {
   std::string model_path;    // a Hugging Face folder
   ModelFolderOptions model;  // which layers, in which dtype
@@ -23,6 +30,7 @@ struct ServerOptions {
   EngineOptions engine;
   RpcServerOptions rpc;
   ReplicasOptions replicas;
+  SumBy sum_by = SumBy::kAuto;
   std::string metrics_address = "127.0.0.1:9464";    // empty: no metrics
   std::string checkpoint_dir;                        // empty: no checkpoints
   std::string restore;                               // at start; empty: nothing; "latest": the latest, if there is one

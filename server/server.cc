@@ -10,6 +10,7 @@
 #include "kernels/status.h"
 #include "server/log.h"
 #include "server/rpc/listen_address.h"
+#include "server/sync/nccl_group.h"
 #include "server/sync/rendezvous/replicas_options.h"
 
 namespace shardmlp {
@@ -60,7 +61,8 @@ absl::Status Server::Load(std::ostream& out) {
       SHARDMLP_ASSIGN_OR_RETURN(engine.restore, checkpoints->Latest());
     }
   }
-  SHARDMLP_ASSIGN_OR_RETURN(std::unique_ptr<Replicas> replicas, MakeReplicas(ReplicasOf(folder->spec())));
+  SHARDMLP_ASSIGN_OR_RETURN(const ReplicasOptions replica, ReplicasOf(folder->spec()));
+  SHARDMLP_ASSIGN_OR_RETURN(std::unique_ptr<Replicas> replicas, MakeReplicas(replica));
   SHARDMLP_ASSIGN_OR_RETURN(engine_, Engine::Create(engine, std::move(backend), *folder, std::move(replicas),
                                                     std::move(checkpoints), metrics_));
   if (!engine.restore.empty()) {
@@ -69,7 +71,7 @@ absl::Status Server::Load(std::ostream& out) {
   return absl::OkStatus();
 }
 
-ReplicasOptions Server::ReplicasOf(const ModelSpec& model) const {
+absl::StatusOr<ReplicasOptions> Server::ReplicasOf(const ModelSpec& model) const {
   ReplicasOptions replicas = options_.replicas;
   int64_t elements = 0;
   for (const TensorSpec& tensor : model.tensors) elements += tensor.element_count();
@@ -80,6 +82,21 @@ ReplicasOptions Server::ReplicasOf(const ModelSpec& model) const {
   replicas.layers = absl::StrCat(model.layers.front().layer, "-", model.layers.back().layer);
   replicas.dtype = std::string(Name(model.dtype));
   replicas.log = [](absl::string_view line) { LogWarning("replicas", {{"said", std::string(line)}}); };
+  if (replicas.size == 1 || options_.sum_by == SumBy::kGloo) return replicas;
+  if (!IsGpu(options_.device)) {
+    if (options_.sum_by == SumBy::kAuto) return replicas;
+    return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
+                 "--sum-by=nccl needs a GPU, and there is none");
+  }
+  absl::StatusOr<Transport> nccl = NcclTransport(
+      {.device = options_.device.gpu, .connect_timeout = replicas.connect_timeout, .timeout = replicas.sum_timeout});
+  if (nccl.ok()) {
+    replicas.transport = *std::move(nccl);
+  } else if (options_.sum_by == SumBy::kNccl) {
+    return nccl.status();
+  } else {
+    LogWarning("gradients go through host memory and Gloo", {{"why", std::string(nccl.status().message())}});
+  }
   return replicas;
 }
 

@@ -34,7 +34,7 @@ class Server {
   absl::Status Listen(std::ostream& out);
   absl::Status Load(std::ostream& out);
   // With what has to be the same on all of them.
-  ReplicasOptions ReplicasOf(const ModelSpec& model) const;
+  absl::StatusOr<ReplicasOptions> ReplicasOf(const ModelSpec& model) const;
   void Drain();
   void Shutdown();
 

@@ -262,8 +262,6 @@ absl::StatusOr<ClientPosition> Session::DiscardStep(const std::string& reason, a
   const absl::StatusOr<v1::DiscardStepResponse> response =
       CallWithRetries(connections_, retry, "DiscardStep", &v1::Training::Stub::async::DiscardStep, request,
                       std::min(connections_.options().seal_timeout, within));
-  // What was to be dropped is gone already.
-  if (absl::IsAborted(response.status())) return Resync();
   SHARDMLP_RETURN_IF_ERROR(response.status());
   return MoveTo(FromProto(response->position()));
 }

@@ -6,7 +6,8 @@
 // which may have to be sent again.
 // Failure: absl::Status with a Reason (kernels/status.h). ABORTED means that the step's attempt is over: drop local
 // gradients, call DiscardStep, and run the batch again. NOT_FOUND (UNKNOWN_SESSION) means that the server has dropped
-// this session, or restarted: open another.
+// this session, or restarted: open another. Where that is at the next step, the seal or commit that failed so was done
+// (TakeUp).
 #pragma once
 
 #include <atomic>
@@ -103,8 +104,8 @@ class Session {
   int64_t id() const { return id_; }
   // Whether, when this was opened, other trainers of the run had committed steps and were there yet.
   bool run_under_way() const { return run_under_way_; }
-  // The step that backward calls go to. Changed by CommitStep, DiscardStep and Resync alone, so that an attempt that
-  // ended under this session is noticed (ABORTED) and never slipped past.
+  // The step that backward calls go to. Changed by CommitStep, DiscardStep, Resync and TakeUp alone, so that an attempt
+  // that ended under this session is noticed (ABORTED) and never slipped past.
   ClientPosition position() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // y = MLP(x). x [T, H], y [T, O] of one dtype, any row stride. FAILED_PRECONDITION (STASH_FULL) where there is no
@@ -127,6 +128,9 @@ class Session {
   // attempt had ended by itself. Gives up after `within`, where that is less than the client's own times.
   absl::StatusOr<ClientPosition> DiscardStep(const std::string& reason,
                                              absl::Duration within = absl::InfiniteDuration());
+  // Stands where a session of this trainer stood that was lost, and whose step the server has committed: a seal or
+  // commit of it that was lost with its answer can then be asked for again.
+  void TakeUp(const ClientPosition& lost) { MoveTo(lost); }
   // Rows that backward sent with weight gradients in this attempt, over all layers.
   int64_t pending_row_count() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Follows a restore: moves to the position that the server reports now.

@@ -1,37 +1,29 @@
-// cuBLAS's functions, each of which opens the library when it is called and is then the library's own. A server that is
-// linked with cuBLAS could run only where it is installed; and every thread's stack would hold its 92 KiB of
-// thread-local memory, which is all that other libraries give to a thread.
+// cuBLAS's functions, each of which opens the library when it is called and is then the library's own. Linked, it would
+// also take 92 KiB of thread-local memory of every thread's stack, which is all that other libraries give to a thread.
 #include <cublas_v2.h>
-#include <dlfcn.h>
 
 #include <string>
 
+#include "kernels/cuda/run_time_library.h"
+
 namespace {
 
-const std::string& LibraryName() {
-  static const std::string name = "libcublas.so." + std::to_string(CUBLAS_VER_MAJOR);
-  return name;
-}
-
-void* Library() {
-  static void* const library = dlopen(LibraryName().c_str(), RTLD_NOW | RTLD_LOCAL);
+const shardmlp::RunTimeLibrary& Library() {
+  static const shardmlp::RunTimeLibrary library("libcublas.so." + std::to_string(CUBLAS_VER_MAJOR));
   return library;
 }
 
 // Function: the type of the library's function `name`.
 template <typename Function, typename... Args>
 cublasStatus_t Call(const char* name, Args... args) {
-  auto* const function = Library() == nullptr ? nullptr : reinterpret_cast<Function*>(dlsym(Library(), name));
-  return function == nullptr ? CUBLAS_STATUS_NOT_INITIALIZED : function(args...);
+  return Library().Call<Function>(name, CUBLAS_STATUS_NOT_INITIALIZED, args...);
 }
 
 }  // namespace
 
 const char* cublasGetStatusString(cublasStatus_t status) {
-  static const std::string missing = LibraryName() + " was not found where the system looks for libraries";
-  if (Library() == nullptr) return missing.c_str();
-  auto* const function = reinterpret_cast<decltype(cublasGetStatusString)*>(dlsym(Library(), "cublasGetStatusString"));
-  return function == nullptr ? "an unknown status" : function(status);
+  if (const char* const missing = Library().missing()) return missing;
+  return Library().Call<decltype(cublasGetStatusString)>("cublasGetStatusString", "an unknown status", status);
 }
 
 cublasStatus_t cublasCreate(cublasHandle_t* handle) { return Call<decltype(cublasCreate)>("cublasCreate_v2", handle); }

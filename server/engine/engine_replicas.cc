@@ -81,13 +81,13 @@ void ServingEngine::Stable(int64_t index) {
   step_.Stable(index, outbox);
 }
 
-void ServingEngine::Lost(const absl::Status& why) {
+void ServingEngine::Lost(const absl::Status& why, bool heard_all) {
   LogWarning("replicas lost", {{"why", std::string(why.message())}});
   metrics_.CountLostGeneration();
   Outbox outbox;
   absl::MutexLock lock(&mutex_);
   generation_ = nullptr;
-  step_.Lost(why, outbox);
+  step_.Lost(why, heard_all, outbox);
 }
 
 void ServingEngine::Refused(const absl::Status& why) { Fail(why); }
@@ -102,7 +102,7 @@ void ServingEngine::JoinReplicas() {
   {
     absl::MutexLock lock(&mutex_);
     if (stopping_ || !health_.ok()) return;
-    const StepPosition& position = step_.position();
+    const StepPosition position = step_.JoinPosition();
     state = {state_generation_, position.step, position.attempt, position.weights_version};
     if (!whole_.ok()) state = {0, kNoStep, position.attempt, 0};
   }
@@ -229,7 +229,7 @@ void ServingEngine::LeaveReplicas(const absl::Status& why) {
   absl::MutexLock lock(&mutex_);
   generation_ = nullptr;
   step_.Stop(why, outbox);
-  step_.Lost(why, outbox);
+  step_.Lost(why, /*heard_all=*/false, outbox);
 }
 
 }  // namespace shardmlp

@@ -129,7 +129,8 @@ void ServingEngine::Restore(int from, const CheckpointEdition& checkpoint) {
 void ServingEngine::RestoreTogether(const Generation* generation, int from, const CheckpointEdition& checkpoint) {
   const DeviceHold hold(*scheduler_);
   const bool here = from == replicas_->rank();
-  absl::StatusOr<int64_t> step = 0;
+  // What stays where the generation was lost before this was its turn.
+  absl::StatusOr<int64_t> step = absl::UnavailableError("the replica that has it is lost");
   if (!hold.status().ok()) {
     step = hold.status();
   } else if (here) {

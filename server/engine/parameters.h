@@ -70,8 +70,9 @@ class Parameters {
   std::vector<MatrixView> state() const;
   const std::vector<UpdateHistory>& updates() const { return updates_; }
   void set_updates(std::vector<UpdateHistory> updates) { updates_ = std::move(updates); }
-  // XXH3-64 of a layer's weights. Where memory is unified any thread may ask, as long as none changes them.
-  absl::StatusOr<uint64_t> LayerChecksum(size_t layer);
+  // XXH3-64 of a layer's weights, or of all that state() has of it. Where memory is unified any thread may ask, as long
+  // as none changes them.
+  absl::StatusOr<uint64_t> LayerChecksum(size_t layer, bool with_optimizer);
 
  private:
   struct Layer {
@@ -85,6 +86,7 @@ class Parameters {
   Parameters(Backend& backend, const ModelSpec& model, bool frozen)
       : backend_(backend), model_(model), frozen_(frozen), updates_(model.tensors.size()) {}
 
+  static std::vector<MatrixView> StateOf(const Layer& layer);
   absl::Status AllocateLayers();
   // Waits for what was enqueued on Stream::kCompute.
   absl::Status Drain();

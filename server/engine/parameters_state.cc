@@ -122,16 +122,22 @@ absl::Status Parameters::Restore(const Checkpoint& checkpoint) {
 std::vector<MatrixView> Parameters::state() const {
   std::vector<MatrixView> state;
   for (const Layer& layer : layers_) {
-    for (const LayerTensors* tensors : {&layer.weights, &layer.master, &layer.moment1, &layer.moment2}) {
-      for (const MatrixView& matrix : tensors->matrices()) state.push_back(matrix);
-    }
+    for (const MatrixView& matrix : StateOf(layer)) state.push_back(matrix);
   }
   return state;
 }
 
-absl::StatusOr<uint64_t> Parameters::LayerChecksum(size_t layer) {
+std::vector<MatrixView> Parameters::StateOf(const Layer& layer) {
+  std::vector<MatrixView> state;
+  for (const LayerTensors* tensors : {&layer.weights, &layer.master, &layer.moment1, &layer.moment2}) {
+    for (const MatrixView& matrix : tensors->matrices()) state.push_back(matrix);
+  }
+  return state;
+}
+
+absl::StatusOr<uint64_t> Parameters::LayerChecksum(size_t layer, bool with_optimizer) {
   uint64_t checksum = 0;
-  for (const MatrixView& matrix : layers_[layer].weights.matrices()) {
+  for (const MatrixView& matrix : with_optimizer ? StateOf(layers_[layer]) : layers_[layer].weights.matrices()) {
     ConstMatrixView host = matrix;
     Buffer copy;
     if (!backend_.device().unified_memory) {

@@ -1,5 +1,7 @@
 #include "server/engine/replica_sync.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -18,6 +20,11 @@ constexpr size_t kFacts = 5;  // ahead of the checksums in a row
 // Numbers that a double holds whole.
 double Low(uint64_t value) { return static_cast<double>(value & 0xffffffff); }
 double High(uint64_t value) { return static_cast<double>(value >> 32); }
+
+void Append(uint64_t checksum, std::vector<double>& row) {
+  row.push_back(High(checksum));
+  row.push_back(Low(checksum));
+}
 
 }  // namespace
 
@@ -76,12 +83,11 @@ absl::StatusOr<std::vector<std::vector<double>>> ReplicaSync::Exchange(const std
   return rows;
 }
 
-absl::Status ReplicaSync::AppendChecksums(std::vector<double>& row) {
+absl::Status ReplicaSync::AppendChecksums(std::vector<double>& row, bool with_optimizer) {
   for (size_t layer = 0; layer < model_.layers.size(); ++layer) {
     const auto append = [&]() -> absl::Status {
-      SHARDMLP_ASSIGN_OR_RETURN(const uint64_t checksum, parameters_.LayerChecksum(layer));
-      row.push_back(High(checksum));
-      row.push_back(Low(checksum));
+      SHARDMLP_ASSIGN_OR_RETURN(const uint64_t checksum, parameters_.LayerChecksum(layer, with_optimizer));
+      Append(checksum, row);
       return absl::OkStatus();
     };
     SHARDMLP_RETURN_IF_ERROR(backend_.device().unified_memory ? append() : on_device_(append));
@@ -107,7 +113,7 @@ absl::StatusOr<bool> ReplicaSync::CheckAlike(const StepPosition& position, bool 
   std::vector<double> row = {static_cast<double>(generation_.number), static_cast<double>(position.step),
                              static_cast<double>(position.attempt), static_cast<double>(position.weights_version),
                              wanted ? 1.0 : 0.0};
-  SHARDMLP_RETURN_IF_ERROR(AppendChecksums(row));
+  SHARDMLP_RETURN_IF_ERROR(AppendChecksums(row, /*with_optimizer=*/false));
   SHARDMLP_ASSIGN_OR_RETURN(const auto rows, Exchange(row));
   std::vector<std::string> differences;
   const auto compare = [&](absl::string_view what, size_t column, size_t columns) {
@@ -130,8 +136,13 @@ absl::StatusOr<bool> ReplicaSync::CheckAlike(const StepPosition& position, bool 
 }
 
 absl::StatusOr<bool> ReplicaSync::StartedAlike(int64_t step) {
+  std::string updates;
+  for (const UpdateHistory& history : parameters_.updates()) {
+    absl::StrAppend(&updates, history.count, " ", history.optimizer, ";");
+  }
   std::vector<double> row = {static_cast<double>(step)};
-  SHARDMLP_RETURN_IF_ERROR(AppendChecksums(row));
+  Append(XXH3_64bits(updates.data(), updates.size()), row);
+  SHARDMLP_RETURN_IF_ERROR(AppendChecksums(row, /*with_optimizer=*/true));
   SHARDMLP_ASSIGN_OR_RETURN(const auto rows, Exchange(row));
   return Differences(rows, 0, row.size()).empty();
 }

@@ -36,7 +36,7 @@ class ReplicaSync {
   // Whether every replica wants the sums of `position`'s gradients. DATA_LOSS (REPLICA_DRIFT), naming what differs and
   // the ranks, where they are not at the same position with the same weights.
   absl::StatusOr<bool> CheckAlike(const StepPosition& position, bool wanted);
-  // Whether replicas that just started all are at `step` with the same weights.
+  // Whether replicas that just started all are at `step` with the same weights, masters, moments and update histories.
   absl::StatusOr<bool> StartedAlike(int64_t step);
 
   // Returns once all have called it.
@@ -57,7 +57,7 @@ class ReplicaSync {
   // One row a replica.
   absl::StatusOr<std::vector<std::vector<double>>> Exchange(const std::vector<double>& row);
   // Two numbers a layer.
-  absl::Status AppendChecksums(std::vector<double>& row);
+  absl::Status AppendChecksums(std::vector<double>& row, bool with_optimizer);
   // Gives `matrices`, which lie on the device or are staging, to a collective; through `bounce_` where it takes them
   // elsewhere.
   absl::Status Run(

@@ -95,7 +95,7 @@ class ServingEngine final : public Engine,
   void Formed(const Generation& generation) override;
   void Agreed(int64_t index, int from_rank, const std::string& message) override;
   void Stable(int64_t index) override;
-  void Lost(const absl::Status& why) override;
+  void Lost(const absl::Status& why, bool heard_all) override;
   void Refused(const absl::Status& why) override;
 
   // CallHost.

@@ -1,6 +1,5 @@
 // StepProtocol's second half: what the replicas agreed on, and the generations of replicas.
 #include <cmath>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -48,7 +47,7 @@ void StepProtocol::Act(int from, const TrainerReport& report, absl::Time now, Ou
     for (const auto& [trainer_rank, why] : refused) RefuseTrainer(trainer_rank, why, outbox);
   }
   // Who reports has the state that this generation began with.
-  if (roll_.AllReported()) CommittedByAll(outbox);
+  if (committed_index_ == kEarlier && roll_.AllReported()) CommittedByAll(outbox);
   if (phase_ != Phase::kOpen || !roll_.AllSealed(position_)) return;
   phase_ = Phase::kSumming;
   if (!waiting_seals_.empty()) metrics_.ObserveStepPhase(StepPhase::kSeal, now - first_seal_);
@@ -61,7 +60,7 @@ void StepProtocol::RefuseTrainer(int trainer_rank, const absl::Status& why, Outb
     for (WaitingSeal& seal : waiting_seals_) {
       if (seal.session_id == session_id) outbox.Add(std::move(seal.done), absl::StatusOr<SealResult>(why));
     }
-    std::erase_if(waiting_seals_, [&](const WaitingSeal& seal) { return seal.session_id == session_id; });
+    std::erase_if(waiting_seals_, [id = session_id](const WaitingSeal& seal) { return seal.session_id == id; });
     const int64_t refused = session_id;
     RemoveTrainer(refused, /*lost=*/false, outbox);
     refused_[refused] = why;
@@ -71,7 +70,10 @@ void StepProtocol::RefuseTrainer(int trainer_rank, const absl::Status& why, Outb
 
 void StepProtocol::Summed(StepPosition of, absl::StatusOr<std::vector<double>> sums, Outbox& outbox) {
   if (phase_ != Phase::kSumming || !(of == position_)) return;
-  if (sums.ok()) return peers_.Propose(SumReport{of.step, of.attempt, *std::move(sums)}, outbox);
+  if (sums.ok()) {
+    summed_here_ = true;
+    return peers_.Propose(SumReport{of.step, of.attempt, *std::move(sums)}, outbox);
+  }
   ProposeEnd(StepOutcome::kAborted, absl::StrCat("the gradients could not be summed: ", sums.status().message()),
              outbox);
 }
@@ -105,13 +107,17 @@ void StepProtocol::Act(int64_t index, const CommitSpec& decision, Outbox& outbox
   phase_ = Phase::kApplying;
   decision_ = std::make_shared<const CommitSpec>(decision);
   decision_index_ = index;
-  for (WaitingCommit& commit : waiting_commits_) {
-    if (Same(*decision_, commit.spec)) continue;
-    outbox.Add(std::move(commit.done), absl::StatusOr<StepPosition>(OtherHyperparameters(*decision_, commit.spec)));
-  }
-  std::erase_if(waiting_commits_, [this](const WaitingCommit& commit) { return !Same(*decision_, commit.spec); });
-  Answer(waiting_discards_, CommittedAlready(decision.step), outbox);
+  RefuseOthers(decision, outbox);
   device_.Apply(decision_);
+}
+
+void StepProtocol::RefuseOthers(const CommitSpec& decision, Outbox& outbox) {
+  for (WaitingCommit& commit : waiting_commits_) {
+    if (Same(decision, commit.spec)) continue;
+    outbox.Add(std::move(commit.done), absl::StatusOr<StepPosition>(OtherHyperparameters(decision, commit.spec)));
+  }
+  std::erase_if(waiting_commits_, [&](const WaitingCommit& commit) { return !Same(decision, commit.spec); });
+  Answer(waiting_discards_, CommittedAlready(decision.step), outbox);
 }
 
 void StepProtocol::Applied(const absl::Status& status, Outbox& outbox) {
@@ -126,8 +132,7 @@ void StepProtocol::Applied(const absl::Status& status, Outbox& outbox) {
   committed_index_ = decision_index_;
   committed_by_all_ = false;
   position_ = committed_->position;
-  for (WaitingCommit& commit : waiting_commits_) untold_commits_.push_back(std::move(commit.done));
-  waiting_commits_.clear();
+  TellOnceStable();
   for (auto& [session_id, trainer] : trainers_) trainer.committed = true;
   roll_.Committed();
   NoteCommitted(outbox);
@@ -135,6 +140,11 @@ void StepProtocol::Applied(const absl::Status& status, Outbox& outbox) {
   device_.ReleaseStash();
   if (committed_index_ <= stable_) CommittedByAll(outbox);
   CatchUp(outbox);
+}
+
+void StepProtocol::TellOnceStable() {
+  for (WaitingCommit& commit : waiting_commits_) untold_commits_.push_back(std::move(commit.done));
+  waiting_commits_.clear();
 }
 
 void StepProtocol::CommittedByAll(Outbox& outbox) {
@@ -203,22 +213,23 @@ void StepProtocol::Formed(const std::vector<int>& replicas, Outbox& outbox) {
   CatchUp(outbox);
 }
 
-void StepProtocol::Lost(const absl::Status& why, Outbox& outbox) {
+void StepProtocol::Lost(const absl::Status& why, bool heard_all, Outbox& outbox) {
   if (formed_ && Busy()) {
-    agreed_.push_back([this, why](Outbox& outbox) { ActOnLoss(why, outbox); });
+    agreed_.push_back([=, this](Outbox& outbox) { ActOnLoss(why, heard_all, outbox); });
   } else {
-    ActOnLoss(why, outbox);
+    ActOnLoss(why, heard_all, outbox);
   }
 }
 
-void StepProtocol::ActOnLoss(const absl::Status& why, Outbox& outbox) {
+void StepProtocol::ActOnLoss(const absl::Status& why, bool heard_all, Outbox& outbox) {
+  undecided_ = undecided_ || (summed_here_ && !heard_all);
   formed_ = false;
   loss_ = std::string(why.message());
   agreed_.clear();
   stable_ = -1;
-  committed_index_ = std::numeric_limits<int64_t>::max();
+  committed_index_ = kEarlier;
   roll_.Begin({});
-  if (InProgress() || !waiting_discards_.empty()) {
+  if (!undecided_ && (InProgress() || !waiting_discards_.empty())) {
     EndAttempt(NextAttempt(), StepOutcome::kAborted, absl::StrCat("a replica was lost: ", loss_), outbox);
   }
   Answer(waiting_restores_, ReplicasMissing(loss_), outbox);
@@ -227,14 +238,21 @@ void StepProtocol::ActOnLoss(const absl::Status& why, Outbox& outbox) {
 
 void StepProtocol::Received(const StepPosition& position, const std::optional<CommittedStep>& committed,
                             Outbox& outbox) {
-  const auto outcome = InProgress() ? std::make_optional(StepOutcome::kAborted) : std::nullopt;
+  auto outcome = InProgress() ? std::make_optional(StepOutcome::kAborted) : std::nullopt;
   const bool same = committed.has_value() && committed_.has_value() &&
                     Same(committed->decision, committed_->decision) && committed->position == committed_->position;
   if (!same) {
     Answer(untold_commits_, StepAborted("the commit went down with the replicas that had it", position), outbox);
   }
   committed_ = committed;
+  committed_index_ = kEarlier;
   committed_by_all_ = false;
+  if (undecided_ && committed_.has_value() && IsOf(committed_->decision, position_)) {
+    outcome = StepOutcome::kCommitted;
+    AnswerSeals(committed_->sealed, outbox);
+    RefuseOthers(committed_->decision, outbox);
+    TellOnceStable();
+  }
   restored_checkpoint_ = {};
   device_.ReleaseStash();
   EndAttempt(position, outcome, "this replica went on from the state of another one", outbox);
@@ -250,15 +268,20 @@ StepPosition StepProtocol::NextAttempt() const {
   return {position_.step, position_.attempt + 1, position_.weights_version};
 }
 
+absl::StatusOr<StepPosition> StepProtocol::Discarded(int64_t step) const {
+  if (step != position_.step) return OtherStep(step, position_);
+  return position_;
+}
+
 void StepProtocol::EndAttempt(const StepPosition& next, std::optional<StepOutcome> outcome, const std::string& why,
                               Outbox& outbox) {
   if (outcome.has_value()) NoteEnded(*outcome, why, outbox);
-  position_ = next;
+  const int64_t step = std::exchange(position_, next).step;
   end_reason_ = why;
   const absl::Status aborted = StepAborted(absl::StrCat("the step's attempt is over: ", why), position_);
   AnswerSeals(aborted, outbox);
   AnswerCommits(aborted, outbox);
-  Answer(waiting_discards_, position_, outbox);
+  Answer(waiting_discards_, Discarded(step), outbox);
   StartAttempt();
   metrics_.SetStep(position_.step, position_.attempt);
   device_.ClearGradients();
@@ -302,6 +325,8 @@ void StepProtocol::StartAttempt() {
   ledger_.Clear();
   non_finite_origin_.clear();
   summed_.clear();
+  summed_here_ = undecided_ = false;
+  decisions_deadline_.reset();
   sealed_.reset();
   decision_ = nullptr;
   for (auto& [session_id, trainer] : trainers_) trainer.sealed = false;

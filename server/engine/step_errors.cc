@@ -52,6 +52,13 @@ absl::Status CommittedAlready(int64_t step) {
                    "missing: commit with the same hyperparameters, or restore a checkpoint on all trainers"));
 }
 
+absl::Status OtherStep(int64_t step, const StepPosition& position) {
+  return Error(absl::StatusCode::kFailedPrecondition, Reason::kStaleAttempt,
+               absl::StrCat("step ", step, " can't be discarded: step ", position.step,
+                            " is open, since others went on or a checkpoint was restored; restore one on all trainers"),
+               PositionMetadata(position));
+}
+
 absl::Status ReplicasMissing(const std::string& why) {
   return Error(absl::StatusCode::kUnavailable, Reason::kReplicaMissing,
                absl::StrCat("the replicas are not all here (", why, "); wait until they are"));

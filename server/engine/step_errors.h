@@ -21,6 +21,9 @@ bool Same(const CommitSpec& a, const CommitSpec& b);
 absl::Status OtherHyperparameters(const CommitSpec& decision, const CommitSpec& spec);
 // FAILED_PRECONDITION (DECISION_CONFLICT), for whoever discards it.
 absl::Status CommittedAlready(int64_t step);
+// FAILED_PRECONDITION (STALE_ATTEMPT), for whoever discards a step that is not the open one: it was committed without
+// that trainer, or a checkpoint was restored.
+absl::Status OtherStep(int64_t step, const StepPosition& position);
 
 // UNAVAILABLE (REPLICA_MISSING).
 absl::Status ReplicasMissing(const std::string& why);

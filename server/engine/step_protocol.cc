@@ -194,7 +194,7 @@ void StepProtocol::Discard(const DiscardSpec& spec, PositionDone done, Outbox& o
     return answer(CommittedAlready(spec.step));
   }
   const absl::Status open = CheckOpen(spec.step, spec.attempt);
-  if (ReasonOf(open) == Reason::kStepAborted) return answer(position_);
+  if (ReasonOf(open) == Reason::kStepAborted) return answer(Discarded(spec.step));
   if (!open.ok()) return answer(open);
   waiting_discards_.push_back(std::move(done));
   if (waiting_discards_.size() > 1) return;
@@ -257,8 +257,16 @@ bool StepProtocol::Idle() const {
 }
 
 void StepProtocol::ExpireSeals(absl::Time now, Outbox& outbox) {
-  // Once all have sealed, nobody is missing, and the device will answer.
-  if (phase_ != Phase::kOpen) return;
+  if (undecided_) {
+    if (!decisions_deadline_.has_value()) decisions_deadline_ = now + seal_timeout_;
+    if (*decisions_deadline_ <= now) {
+      AnswerCommits(ReplicasMissing(loss_), outbox);
+      Answer(waiting_discards_, ReplicasMissing(loss_), outbox);
+      decisions_deadline_.reset();
+    }
+  } else if (phase_ != Phase::kOpen) {
+    return;  // nobody is missing, and the device will answer
+  }
   const auto expired = std::stable_partition(waiting_seals_.begin(), waiting_seals_.end(),
                                              [now](const WaitingSeal& seal) { return seal.deadline > now; });
   for (auto seal = expired; seal != waiting_seals_.end(); ++seal) {

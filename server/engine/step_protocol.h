@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -116,20 +117,24 @@ class StepProtocol {
   void Formed(const std::vector<int>& replicas, Outbox& outbox);
   void Agreed(int64_t index, int from, StepMessage message, absl::Time now, Outbox& outbox);
   void Stable(int64_t index, Outbox& outbox);
-  void Lost(const absl::Status& why, Outbox& outbox);
+  void Lost(const absl::Status& why, bool heard_all, Outbox& outbox);
+  // What to join the replicas with after a loss.
+  StepPosition JoinPosition() const { return undecided_ ? NextAttempt() : position_; }
   // Between a loss and Formed: this replica got the state of another one; or it had the same, and goes on from
   // `position`, whose attempt may be a later one.
   void Received(const StepPosition& position, const std::optional<CommittedStep>& committed, Outbox& outbox);
   void GoOnFrom(const StepPosition& position, Outbox& outbox);
   const std::optional<CommittedStep>& committed() const { return committed_; }
 
-  // Answers the seals that have waited for too long, naming who is missing.
+  // Answers what has waited for too long, naming who is missing: seals, and after a loss the decisions too.
   void ExpireSeals(absl::Time now, Outbox& outbox);
   // Answers everything that waits.
   void Stop(const absl::Status& status, Outbox& outbox);
 
  private:
   enum class Phase { kOpen, kSumming, kSealed, kApplying, kRestoring };
+  // As an index: in a generation before.
+  static constexpr int64_t kEarlier = std::numeric_limits<int64_t>::max();
   struct Trainer {
     SessionSpec spec;
     bool sealed = false;
@@ -161,7 +166,7 @@ class StepProtocol {
   void Act(const AttemptEnd& end, Outbox& outbox);
   void Act(int64_t index, const CommitSpec& decision, Outbox& outbox);
   void Act(int from, const RestoreOrder& order, Outbox& outbox);
-  void ActOnLoss(const absl::Status& why, Outbox& outbox);
+  void ActOnLoss(const absl::Status& why, bool heard_all, Outbox& outbox);
   // What waited for the device.
   void CatchUp(Outbox& outbox);
   // A trainer of this replica that another has, or whose run is not the one that trains there.
@@ -176,6 +181,8 @@ class StepProtocol {
   void NoteCommitted(Outbox& outbox);
   void NoteEnded(StepOutcome outcome, const std::string& why, Outbox& outbox);
   void NoteNonFinite(const std::string& origin, Outbox& outbox);
+  // What a trainer is told whose attempt of `step` is over.
+  absl::StatusOr<StepPosition> Discarded(int64_t step) const;
   void StartAttempt();
   void AnswerSeals(const absl::StatusOr<SealResult>& result, Outbox& outbox);
   // The order that was proposed first.
@@ -185,6 +192,10 @@ class StepProtocol {
   static void Answer(std::vector<PositionDone>& waiting, const absl::StatusOr<StepPosition>& result, Outbox& outbox);
   void AnswerCommits(const absl::StatusOr<StepPosition>& result, Outbox& outbox);
   void CommittedByAll(Outbox& outbox);
+  // The attempt's decision is a commit: answers the discards, and the commits with other hyperparameters.
+  void RefuseOthers(const CommitSpec& decision, Outbox& outbox);
+  // The commits that wait are done, and answered by CommittedByAll.
+  void TellOnceStable();
 
   StepDevice& device_;
   StepPeers& peers_;
@@ -215,6 +226,11 @@ class StepProtocol {
   RollCall roll_;
   std::set<int> summed_;                 // replicas that have the sums
   std::vector<double> sums_of_squares_;  // as the first of them found them
+  bool summed_here_ = false;             // this replica has proposed to say that it has them
+  // After a loss: others may have committed the attempt, which nobody does before all have its sums, and this replica
+  // not have heard of it. Then it stays as it is, and nobody is answered, until a generation has formed, which knows.
+  bool undecided_ = false;
+  std::optional<absl::Time> decisions_deadline_;  // then
   std::optional<SealResult> sealed_;
   std::shared_ptr<const CommitSpec> decision_;  // of this attempt, once there is one
   int64_t decision_index_ = 0;
@@ -222,7 +238,7 @@ class StepProtocol {
   int64_t stable_ = -1;
 
   std::optional<CommittedStep> committed_;
-  int64_t committed_index_ = 0;               // in its generation
+  int64_t committed_index_ = kEarlier;        // in its generation
   bool committed_by_all_ = true;              // that is, all replicas have it
   std::vector<PositionDone> untold_commits_;  // of committed_, until then
   int restoring_from_ = 0;

@@ -111,7 +111,7 @@ void GlooGroup::Listen(const GlooDevice& device) {
   context_->setTimeout(Milliseconds(options_.timeout));
 }
 
-absl::Status GlooGroup::Connect(const std::vector<std::string>& peers) {
+absl::Status GlooGroup::Connect(absl::Span<const std::string> peers) {
   if (peers.size() != addresses_.size()) {
     return absl::InvalidArgumentError(absl::StrCat(peers.size(), " addresses for ", size_, " replicas"));
   }

@@ -1,4 +1,4 @@
-// A ReplicaGroup over TCP, from host memory to host memory, by Gloo.
+// A PeerGroup over TCP, from host memory to host memory, by Gloo.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "server/sync/peer_group.h"
 #include "server/sync/pieces.h"
 #include "server/sync/replica_group.h"
 
@@ -37,19 +38,13 @@ struct GlooOptions {
   absl::Duration timeout = absl::Seconds(60);
 };
 
-// Of two ranks or more. Listen, bring each rank the others' addresses, Connect; then ReplicaGroup's contract. Fails
-// with UNAVAILABLE (REPLICA_LOST), or with what Abort was given.
-class GlooGroup final : public ReplicaGroup {
+class GlooGroup final : public PeerGroup {
  public:
   static absl::StatusOr<std::shared_ptr<GlooGroup>> Listen(const GlooDevice& device, int rank, int size,
                                                            const GlooOptions& options);
   ~GlooGroup() override;
 
-  // Where each rank finds this one, by rank; this one's own is empty. Meaningful to Gloo alone.
-  const std::vector<std::string>& addresses() const { return addresses_; }
-  // `peers`: where this rank finds each of the others, by rank. Returns once all are connected. To be called once,
-  // ahead of any collective.
-  absl::Status Connect(const std::vector<std::string>& peers);
+  absl::Status Connect(absl::Span<const std::string> peers) override;
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -60,8 +55,7 @@ class GlooGroup final : public ReplicaGroup {
   // Any dtype, by its bytes.
   absl::Status Broadcast(int root, absl::Span<const MatrixView> matrices) override;
   void Abort(absl::Status reason) override;
-  // Of the first call that failed, or Abort's.
-  absl::Status failure() const;
+  absl::Status failure() const override;
 
  private:
   GlooGroup(int rank, int size, const GlooOptions& options);
@@ -78,7 +72,6 @@ class GlooGroup final : public ReplicaGroup {
   const int rank_;
   const int size_;
   const GlooOptions options_;
-  std::vector<std::string> addresses_;
   std::shared_ptr<gloo::Context> context_;
   std::shared_ptr<AbortableTransport> transport_;
   uint32_t tag_ = 0;  // of the last collective

@@ -48,9 +48,21 @@ absl::Status CheckSummed(const MatrixView& matrix) {
                absl::StrCat("sum of ", matrix.ToString(), ", expected f32 or f64"));
 }
 
-class NcclGroup final : public ReplicaGroup {
+class NcclGroup final : public PeerGroup {
  public:
-  explicit NcclGroup(const NcclOptions& options) : options_(options) {}
+  static absl::StatusOr<std::shared_ptr<PeerGroup>> Listen(const NcclOptions& options, int rank, int size) {
+    if (size < 2 || rank < 0 || rank >= size) {
+      return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
+                   absl::StrCat("rank ", rank, " of ", size, " replicas"));
+    }
+    auto group = std::make_shared<NcclGroup>(options, rank, size);
+    if (rank == 0) SHARDMLP_RETURN_IF_ERROR(group->MakeId());
+    return group;
+  }
+  // Listen's.
+  NcclGroup(const NcclOptions& options, int rank, int size) : options_(options), rank_(rank), size_(size) {
+    addresses_.resize(size);
+  }
 
   // The others may still be taking what this rank has sent them.
   ~NcclGroup() override {
@@ -60,29 +72,14 @@ class NcclGroup final : public ReplicaGroup {
     if (status.ok()) ncclCommDestroy(communicator_.release());
   }
 
-  absl::Status Connect(const ByteExchange& exchange) {
-    SHARDMLP_RETURN_IF_ERROR(MakeCurrent());
-    SHARDMLP_ASSIGN_OR_RETURN(stream_, MakeStream());
-    SHARDMLP_ASSIGN_OR_RETURN(done_, MakeEvent(cudaEventDisableTiming));
-    ncclUniqueId id = {};
-    if (rank() == 0) SHARDMLP_RETURN_IF_ERROR(NcclStatus(ncclGetUniqueId(&id), "ncclGetUniqueId"));
-    SHARDMLP_ASSIGN_OR_RETURN(const std::string bytes,
-                              exchange(rank() == 0 ? std::string(id.internal, sizeof(id.internal)) : std::string()));
-    if (bytes.size() != sizeof(id.internal)) {
-      return Lost(absl::StrCat("rank 0's id has ", bytes.size(), " bytes, expected ", sizeof(id.internal)));
-    }
-    std::memcpy(id.internal, bytes.data(), bytes.size());
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;  // so that this thread can watch, and give up
-    ncclComm_t communicator = nullptr;
-    const ncclResult_t result = ncclCommInitRankConfig(&communicator, size(), id, rank(), &config);
-    communicator_.reset(communicator);
-    SHARDMLP_RETURN_IF_ERROR(NcclStatus(result, "ncclCommInitRankConfig"));
-    return Await("connecting", absl::Now() + options_.connect_timeout, [this] { return Settled(); });
+  absl::Status Connect(absl::Span<const std::string> peers) override {
+    absl::Status status = TryConnect(peers);
+    if (!status.ok()) Fail(status);
+    return status;
   }
 
-  int rank() const override { return options_.rank; }
-  int size() const override { return options_.size; }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
   bool device_memory() const override { return true; }
 
   absl::Status AllReduceSum(absl::Span<const MatrixView> matrices) override {
@@ -111,7 +108,46 @@ class NcclGroup final : public ReplicaGroup {
     if (failure_.ok()) failure_ = std::move(reason);
   }
 
+  absl::Status failure() const override {
+    absl::MutexLock lock(&mutex_);
+    return failure_;
+  }
+
  private:
+  // Rank 0's, by which all find each other: each of the others' addresses of it.
+  absl::Status MakeId() {
+    SHARDMLP_RETURN_IF_ERROR(MakeCurrent());
+    SHARDMLP_RETURN_IF_ERROR(NcclStatus(ncclGetUniqueId(&id_), "ncclGetUniqueId"));
+    for (int peer = 1; peer < size(); ++peer) addresses_[peer].assign(id_.internal, sizeof(id_.internal));
+    return absl::OkStatus();
+  }
+
+  absl::Status TryConnect(absl::Span<const std::string> peers) {
+    SHARDMLP_RETURN_IF_ERROR(MakeCurrent());
+    SHARDMLP_ASSIGN_OR_RETURN(stream_, MakeStream());
+    SHARDMLP_ASSIGN_OR_RETURN(done_, MakeEvent(cudaEventDisableTiming));
+    if (rank() > 0) {
+      const absl::string_view id = peers.empty() ? absl::string_view() : peers[0];
+      if (id.size() != sizeof(id_.internal)) {
+        return Lost(absl::StrCat("rank 0's id has ", id.size(), " bytes, expected ", sizeof(id_.internal)));
+      }
+      std::memcpy(id_.internal, id.data(), id.size());
+    }
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;  // so that this thread can watch, and give up
+    ncclComm_t communicator = nullptr;
+    const ncclResult_t result = ncclCommInitRankConfig(&communicator, size(), id_, rank(), &config);
+    communicator_.reset(communicator);
+    SHARDMLP_RETURN_IF_ERROR(NcclStatus(result, "ncclCommInitRankConfig"));
+    return Await("connecting", absl::Now() + options_.connect_timeout, [this] { return Settled(); });
+  }
+
+  // What is in flight is not wanted: the others' collective ends with it, or with their own watch.
+  void Fail(absl::Status why) {
+    Abort(std::move(why));
+    communicator_.reset();
+  }
+
   // Enqueues a collective on each matrix, as one, and waits for it.
   template <typename Enqueue>
   absl::Status Run(absl::Span<const MatrixView> matrices, const Enqueue& enqueue) {
@@ -123,8 +159,7 @@ class NcclGroup final : public ReplicaGroup {
     if (status.ok()) status = ToStatus(cudaEventRecord(done_.get(), stream_.get()), "cudaEventRecord");
     if (status.ok()) status = Await("a collective", deadline, [this] { return Done(); });
     if (status.ok()) return status;
-    Abort(status);
-    communicator_.reset();  // the others' collective ends with it, or with their own watch
+    Fail(status);
     return failure();
   }
 
@@ -174,13 +209,12 @@ class NcclGroup final : public ReplicaGroup {
   }
 
   absl::Status MakeCurrent() const { return ToStatus(cudaSetDevice(options_.device), "cudaSetDevice"); }
-  absl::Status failure() const {
-    absl::MutexLock lock(&mutex_);
-    return failure_;
-  }
 
   const NcclOptions options_;
-  // Of the thread that runs collectives.
+  const int rank_;
+  const int size_;
+  ncclUniqueId id_ = {};
+  // Of the thread that connects, and then of the one that runs collectives.
   StreamHandle stream_;
   EventHandle done_;
   Communicator communicator_;  // null after a failure
@@ -191,17 +225,13 @@ class NcclGroup final : public ReplicaGroup {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ReplicaGroup>> MakeNcclGroup(const NcclOptions& options, const ByteExchange& exchange) {
-  if (options.size < 2 || options.rank < 0 || options.rank >= options.size) {
-    return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
-                 absl::StrCat("rank ", options.rank, " of ", options.size, " replicas"));
+absl::StatusOr<Transport> NcclTransport(const NcclOptions& options) {
+  int version = 0;
+  if (const ncclResult_t result = ncclGetVersion(&version); result != ncclSuccess) {
+    return Error(absl::StatusCode::kFailedPrecondition, Reason::kDeviceFailed,
+                 absl::StrCat("NCCL: ", ncclGetErrorString(result)));
   }
-  auto group = std::make_unique<NcclGroup>(options);
-  if (absl::Status status = group->Connect(exchange); !status.ok()) {
-    group->Abort(status);
-    return status;
-  }
-  return group;
+  return Transport{"nccl", [options](int rank, int size) { return NcclGroup::Listen(options, rank, size); }};
 }
 
 }  // namespace shardmlp

@@ -4,8 +4,7 @@
 
 namespace shardmlp {
 
-absl::StatusOr<std::unique_ptr<ReplicaGroup>> MakeNcclGroup(const NcclOptions& /*options*/,
-                                                            const ByteExchange& /*exchange*/) {
+absl::StatusOr<Transport> NcclTransport(const NcclOptions& /*options*/) {
   return Error(absl::StatusCode::kFailedPrecondition, Reason::kDeviceFailed,
                "there is no NCCL in this program: it was built where none was found");
 }

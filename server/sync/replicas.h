@@ -61,8 +61,10 @@ class ReplicaObserver {
   // Every message up to `index` has been delivered to every member.
   virtual void Stable(int64_t index) = 0;
   // The generation, of which Formed told, is over: a member was lost, or rank 0. Nothing of it follows; the group's
-  // collectives fail. The owner answers with Join, once its state is settled.
-  virtual void Lost(const absl::Status& why) = 0;
+  // collectives fail. The owner answers with Join, once its state is settled. `heard_all`: whatever was agreed on in it
+  // was delivered here first, to the last message; false where this member was cut off, and can't know what the others
+  // heard.
+  virtual void Lost(const absl::Status& why, bool heard_all) = 0;
   // No generation will follow: another model, layer range or dtype than rank 0's, a rank that is taken, a start that
   // took too long.
   virtual void Refused(const absl::Status& why) = 0;

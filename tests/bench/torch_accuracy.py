@@ -98,7 +98,11 @@ def of_tiles(case: Case, tiles: int) -> list[Gradients]:
     model = case.load()
     config = model.config
     workspace = workspace_for(case.tokens // tiles, config.hidden_size, config.intermediate_size, BF16.itemsize)
-    with serve(case.folder, "bf16", workspace) as server, shardmlp.offload(model, server.target) as remote:
+    patient = shardmlp.Timeouts(connect=120)  # the server may have to load its model next to other work
+    with (
+        serve(case.folder, "bf16", workspace) as server,
+        shardmlp.offload(model, server.target, timeouts=patient) as remote,
+    ):
         for path, (x, dy) in case.operands.items():
             model.get_submodule(path)(x.detach().requires_grad_()).backward(dy)
         computed = server.metric('shardmlp_stage_seconds_count{pass="backward",stage="compute"}')

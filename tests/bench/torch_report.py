@@ -77,21 +77,24 @@ def plot(rows: list[Row], path: Path) -> None:
     dtypes = list(dict.fromkeys(row.dtype for row in rows))
     figure, axes = pyplot.subplots(len(dtypes), 3, figsize=(11, 3.2 * len(dtypes)), squeeze=False, sharex=True)
     for dtype, (speed, memory, error) in zip(dtypes, axes):
-        for name, label in LABELS.items():
+        for color, (name, label) in enumerate(LABELS.items()):
             own = [row for row in rows if (row.dtype, row.name) == (dtype, name)]
-            draw(speed, label, [(r.tokens, statistics.median(r.over_untiled)) for r in own if r.over_untiled])
-            draw(memory, label, [(r.tokens, r.trainer_mib) for r in own if r.trainer_mib is not None])
-            draw(error, label, [(r.tokens, r.error) for r in own if r.error is not None])
+            draw(speed, label, color, [(r.tokens, statistics.median(r.over_untiled)) for r in own if r.over_untiled])
+            draw(memory, label, color, [(r.tokens, r.trainer_mib) for r in own if r.trainer_mib is not None])
+            draw(error, label, color, [(r.tokens, r.error) for r in own if r.error is not None])
         speed.set(title=f"{dtype}: tokens/s over untiled", ylim=(0, None))
         memory.set(title=f"{dtype}: trainer's peak, MiB", yscale="log")
         error.set(title=f"{dtype}: weight gradients' error", yscale="log")
     for axis in axes[-1]:
         axis.set(xlabel="tokens")
         axis.set_xscale("log", base=2)
-    axes[0][0].legend(fontsize=8)
+    for axis in figure.axes:
+        axis.set_visible(bool(axis.lines))  # of what was not measured, none
+    axes[-1][-1].legend(*axes[0][-1].get_legend_handles_labels(), fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=80)
 
 
-def draw(axis, label: str, points: list[tuple[int, float]]) -> None:
-    axis.plot([tokens for tokens, _ in points], [value for _, value in points], "o-", label=label, markersize=4)
+def draw(axis, label: str, color: int, points: list[tuple[int, float]]) -> None:
+    if points:
+        axis.plot(*zip(*points), "o-", label=label, color=f"C{color}", markersize=4)

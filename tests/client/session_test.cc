@@ -192,6 +192,28 @@ TEST_F(SessionTest, ASessionThatTheServerForgotIsReportedAtOnce) {
   EXPECT_EQ(server_->Count("SealStep"), 1);
 }
 
+TEST_F(SessionTest, ACommitWhoseAnswerDiedWithTheServerIsAskedForAgainInANewSession) {
+  Open();
+  const ClientPosition lost = session_->position();
+  server_->SetHook([](const Moment& moment) -> std::optional<grpc::Status> {
+    if (moment.method != "CommitStep" || moment.try_number != 1) return std::nullopt;
+    return fake::Refuse(absl::StatusCode::kNotFound, Reason::kUnknownSession, "no such session");
+  });
+  const CommitOptions commit{.gradient_scale = 0.25};
+  ASSERT_TRUE(session_->CommitStep(commit).ok());  // and say that its answer did not come
+  session_->TakeUp(lost);
+  EXPECT_EQ(ReasonOf(session_->CommitStep(commit).status()), Reason::kUnknownSession);
+
+  const std::unique_ptr<Session> next = *client_->OpenSession({.run_id = "run"});
+  EXPECT_EQ(next->position().step, lost.step + 1);
+  next->TakeUp(lost);
+  const auto again = next->CommitStep(commit);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(server_->last_commit().step(), lost.step);
+  EXPECT_EQ(*again, (ClientPosition{.step = 4, .attempt = 5, .weights_version = 12})) << "and not a second step";
+  EXPECT_EQ(next->position(), *again);
+}
+
 TEST_F(SessionTest, ASealThatIsNotAnsweredFailsInTime) {
   server_ = std::make_unique<FakeServer>();
   ClientOptions options;

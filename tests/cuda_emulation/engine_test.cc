@@ -53,11 +53,11 @@ class ForgetfulBackend final : public ForwardingBackend {
 };
 
 // Every tile has two: computing waits for what is copied in, and copying out for what is computed. What is not waited
-// for may be seen in the values, or in work that comes after the memory it is for was freed. The call has as many tiles
-// as its lane has inputs: a third would be received into rows that the first may not have been copied from, which is a
-// true race between host threads too, and a sanitizer's to report.
+// for may be seen in the values, or in work that comes after the memory it is for was freed. The call is of one tile:
+// another might be received into rows that the first was not copied from yet, which is a true race between host threads
+// too, and a sanitizer's to report.
 TEST_F(EmulatedEngineTest, AWaitThatIsLeftOutIsSeen) {
-  const Dense x = InputOf(OddMlp(), 32, 1);
+  const Dense x = InputOf(OddMlp(), 16, 1);
   const Dense expected = NaiveForward(model_.layers()[0], x);
   for (const int forgotten : {0, 1, 2}) {
     int wrong = 0;

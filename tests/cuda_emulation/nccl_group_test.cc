@@ -2,7 +2,6 @@
 #include "server/sync/nccl_group.h"
 
 #include <functional>
-#include <map>
 #include <string>
 #include <thread>
 #include <vector>
@@ -23,28 +22,26 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Where the threads of a test meet.
+// Where the threads of a test meet: each says what it has for the others, and gets what they have for it.
 class Meeting {
  public:
-  // Brings rank 0's bytes to all that ask for them.
-  std::string operator()(const std::string& bytes) {
+  explicit Meeting(int size) : said_(size) {}
+
+  // Returns once all have said, in each rank's place what it said for `rank`.
+  std::vector<std::string> Exchange(int rank, const std::vector<std::string>& said) {
     absl::MutexLock lock(&mutex_);
-    if (!bytes.empty()) bytes_ = bytes;
-    const auto there = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return !bytes_.empty(); };
-    mutex_.Await(absl::Condition(&there));
-    return bytes_;
-  }
-  // Returns once `size` threads have called it.
-  void AwaitAll(int size) {
-    absl::MutexLock lock(&mutex_);
+    said_[rank] = said;
     ++arrived_;
-    const auto all = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return arrived_ >= size; };
+    const auto all = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return arrived_ >= static_cast<int>(said_.size()); };
     mutex_.Await(absl::Condition(&all));
+    std::vector<std::string> heard;
+    for (const std::vector<std::string>& from : said_) heard.push_back(from[rank]);
+    return heard;
   }
 
  private:
   absl::Mutex mutex_;
-  std::string bytes_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::vector<std::string>> said_ ABSL_GUARDED_BY(mutex_);
   int arrived_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
@@ -65,17 +62,17 @@ class NcclGroupTest : public ::testing::TestWithParam<uint64_t> {
 
   // Runs `work` on `size` ranks at once, once all are connected.
   static void OnRanks(int size, NcclOptions options, const std::function<void(const Rank&)>& work) {
-    Meeting meeting;
+    Meeting found(size), connected(size);
     std::vector<std::thread> threads;
     for (int rank = 0; rank < size; ++rank) {
       threads.emplace_back([&, rank, options]() mutable {
         const auto backend = MakeCudaBackend({.device = rank}).value();
-        options.rank = options.device = rank;
-        options.size = size;
-        const auto group = MakeNcclGroup(options, std::ref(meeting));
-        EXPECT_TRUE(group.ok()) << group.status();
-        meeting.AwaitAll(size);
-        if (group.ok()) work({rank, *backend, **group});
+        options.device = rank;
+        const auto group = NcclTransport(options)->listen(rank, size).value();
+        const absl::Status status = group->Connect(found.Exchange(rank, group->addresses()));
+        EXPECT_EQ(status, absl::OkStatus());
+        connected.Exchange(rank, group->addresses());
+        if (status.ok()) work({rank, *backend, *group});
       });
     }
     for (std::thread& thread : threads) thread.join();
@@ -189,21 +186,26 @@ TEST_P(NcclGroupTest, RanksThatDisagreeAboutTheShapeAreToldSo) {
 }
 
 TEST_P(NcclGroupTest, NoPeerInTimeIsNamed) {
-  ExpectLost(MakeNcclGroup({.rank = 0, .size = 2, .connect_timeout = absl::Milliseconds(50)},
-                           [](const std::string& bytes) { return bytes; })
-                 .status(),
-             "connecting of 2 replicas did not end in time");
+  const auto group = NcclTransport({.connect_timeout = absl::Milliseconds(50)})->listen(0, 2).value();
+  const absl::Status status = group->Connect({"", ""});
+  ExpectLost(status, "connecting of 2 replicas did not end in time");
+  EXPECT_EQ(group->failure(), status);
+}
+
+TEST_P(NcclGroupTest, AbortEndsConnecting) {
+  const auto group = NcclTransport({})->listen(0, 2).value();
+  std::thread other([&] { group->Abort(absl::AbortedError("rank 1 is gone")); });
+  EXPECT_EQ(group->Connect({"", ""}), absl::AbortedError("rank 1 is gone"));
+  other.join();
 }
 
 TEST_P(NcclGroupTest, WhatIsNoGroupIsRefused) {
-  const auto made = [](const NcclOptions& options, const std::string& bytes) {
-    return MakeNcclGroup(options, [&](const std::string&) { return bytes; }).status();
-  };
-  EXPECT_EQ(made({.rank = 0, .size = 1}, "").code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(made({.rank = 2, .size = 2}, "").code(), absl::StatusCode::kInvalidArgument);
-  ExpectLost(made({.rank = 1, .size = 2}, "short"), "rank 0's id has 5 bytes, expected 128");
-  const absl::Status lost = absl::UnavailableError("no rank 0");
-  EXPECT_EQ(MakeNcclGroup({.rank = 1, .size = 2}, [&](const std::string&) { return lost; }).status(), lost);
+  const Transport nccl = NcclTransport({}).value();
+  EXPECT_EQ(nccl.listen(0, 1).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(nccl.listen(2, 2).status().code(), absl::StatusCode::kInvalidArgument);
+  const auto group = nccl.listen(1, 2).value();
+  ExpectLost(group->Connect({"short", ""}), "rank 0's id has 5 bytes, expected 128");
+  ExpectLost(group->Connect({}), "rank 0's id has 0 bytes");
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, NcclGroupTest, ::testing::Values(0, 1, 2, 3));

@@ -21,12 +21,12 @@ ReplicaSet::ReplicaSet(const TinyModel& model, int size, OnLoss on_loss, Replica
 void ReplicaSet::Start(int rank) {
   EngineOptions options = parts_.options(rank);
   options.first_weights_version = 1 + 1000 * rank;
-  engines_[rank] =
-      std::make_unique<TestEngine>(model_, options, parts_.backend(rank), parts_.checkpoints(rank), hub_.Start(rank));
+  engines_[rank] = std::make_unique<TestEngine>(model_, options, parts_.backend(rank), parts_.checkpoints(rank),
+                                                parts_.replicas == nullptr ? hub_.Start(rank) : parts_.replicas(rank));
 }
 
 void ReplicaSet::Kill(int rank) {
-  hub_.Kill(rank);
+  if (parts_.replicas == nullptr) hub_.Kill(rank);
   engines_[rank] = nullptr;
 }
 
@@ -137,6 +137,41 @@ std::vector<std::unique_ptr<Trainer>> OpenTrainers(ReplicaSet& replicas, int cou
     trainers.push_back(std::make_unique<Trainer>(*replicas[rank % replicas.size()], rank, count));
   }
   return trainers;
+}
+
+namespace {
+
+// A step of an engine whose only trainer has all of the batch.
+void TrainWhole(TestEngine& engine, const Batch& batch, const Hyperparameters& hyperparameters) {
+  Trainer trainer(*engine);
+  for (size_t rank = 0; rank < batch.x.size(); ++rank) {
+    ASSERT_TRUE(Succeeds(SendPart(trainer, batch, static_cast<int>(rank))));
+  }
+  ASSERT_TRUE(Succeeds(trainer.Seal()));
+  ASSERT_TRUE(Succeeds(trainer.Commit(hyperparameters)));
+  ASSERT_TRUE(Succeeds(engine->CloseSession(trainer.session())));
+}
+
+}  // namespace
+
+void ExpectAsOneEngine(ReplicaSet& replicas, const TinyModel& model, const std::vector<int64_t>& rows, double bound) {
+  const Sgd sgd{.learning_rate = 1};
+  TestEngine whole(model);
+  auto trainers = OpenTrainers(replicas, static_cast<int>(rows.size()));
+  for (int step = 0; step < 3; ++step) {
+    const Batch batch(model, rows, step);
+    TrainStep(trainers, batch, sgd);
+    TrainWhole(whole, batch, sgd);
+    EXPECT_EQ(replicas[0]->position().step, step + 1);
+    replicas.ExpectAlike();
+    const std::vector<NaiveMlp> got = replicas[0].Weights(), expected = whole.Weights();
+    for (size_t n = 0; n < got.size(); ++n) {
+      EXPECT_LE(RelativeDifference(got[n].gate_up, expected[n].gate_up), bound);
+      EXPECT_LE(RelativeDifference(got[n].gate_up_bias, expected[n].gate_up_bias), bound);
+      EXPECT_LE(RelativeDifference(got[n].down, expected[n].down), bound);
+      EXPECT_LE(RelativeDifference(got[n].down_bias, expected[n].down_bias), bound);
+    }
+  }
 }
 
 }  // namespace shardmlp::testing

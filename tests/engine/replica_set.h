@@ -15,6 +15,8 @@ struct ReplicaParts {
   std::function<EngineOptions(int rank)> options = [](int) { return EngineOptions(); };
   std::function<std::unique_ptr<Backend>(int rank)> backend = [](int) { return OneThread(); };
   std::function<std::unique_ptr<CheckpointStore>(int rank)> checkpoints = [](int) { return nullptr; };
+  // Null: one of the set's hub.
+  std::function<std::unique_ptr<Replicas>(int rank)> replicas = nullptr;
 };
 
 class ReplicaSet {
@@ -63,7 +65,10 @@ absl::Status SendPart(Trainer& trainer, const Batch& batch, int rank);
 void TrainStep(std::vector<std::unique_ptr<Trainer>>& trainers, const Batch& batch,
                const Hyperparameters& hyperparameters);
 
-// One trainer for each count of rows, rank r at replica r % size.
+// Rank r at replica r % size.
 std::vector<std::unique_ptr<Trainer>> OpenTrainers(ReplicaSet& replicas, int count);
+// Trains 3 steps of `rows` for each trainer, and one engine on the CPU whose only trainer has all of the batch: expects
+// all replicas to be alike, and their weights as that engine's within `bound`.
+void ExpectAsOneEngine(ReplicaSet& replicas, const TinyModel& model, const std::vector<int64_t>& rows, double bound);
 
 }  // namespace shardmlp::testing

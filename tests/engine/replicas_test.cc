@@ -26,36 +26,10 @@ struct SetCase {
 
 class ReplicasTest : public ::testing::TestWithParam<SetCase> {
  protected:
-  // The squares and the weights of one engine whose only trainer has all of the batch.
-  static void TrainWhole(TestEngine& engine, const Batch& batch) {
-    Trainer trainer(*engine);
-    for (size_t rank = 0; rank < batch.x.size(); ++rank) {
-      ASSERT_TRUE(Succeeds(SendPart(trainer, batch, static_cast<int>(rank))));
-    }
-    ASSERT_TRUE(Succeeds(trainer.Seal()));
-    ASSERT_TRUE(Succeeds(trainer.Commit(kSgd)));
-    ASSERT_TRUE(Succeeds(engine->CloseSession(trainer.session())));
-  }
-
-  void ExpectOneEngines(DType dtype, double bound) {
+  static void ExpectOneEngines(DType dtype, double bound) {
     const TinyModel model = ModelOf(dtype);
     ReplicaSet replicas(model, GetParam().replicas);
-    TestEngine whole(model);
-    auto trainers = OpenTrainers(replicas, static_cast<int>(GetParam().rows.size()));
-    for (int step = 0; step < 3; ++step) {
-      const Batch batch(model, GetParam().rows, step);
-      TrainStep(trainers, batch, kSgd);
-      TrainWhole(whole, batch);
-      EXPECT_EQ(replicas[0]->position().step, step + 1);
-      replicas.ExpectAlike();
-      const std::vector<NaiveMlp> got = replicas[0].Weights(), expected = whole.Weights();
-      for (size_t n = 0; n < got.size(); ++n) {
-        EXPECT_LE(RelativeDifference(got[n].gate_up, expected[n].gate_up), bound);
-        EXPECT_LE(RelativeDifference(got[n].gate_up_bias, expected[n].gate_up_bias), bound);
-        EXPECT_LE(RelativeDifference(got[n].down, expected[n].down), bound);
-        EXPECT_LE(RelativeDifference(got[n].down_bias, expected[n].down_bias), bound);
-      }
-    }
+    ExpectAsOneEngine(replicas, model, GetParam().rows, bound);
   }
 };
 

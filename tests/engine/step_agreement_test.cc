@@ -30,9 +30,25 @@ class Replica final : public StepPeers {
       step.Agreed(static_cast<int64_t>(heard_), log_[heard_].first, log_[heard_].second, absl::Now(), outbox);
     }
   }
-  void Lose() {
+  void Lose(bool heard_all = true) {
     Outbox outbox;
-    step.Lost(absl::UnavailableError("replica 2 died"), outbox);
+    step.Lost(absl::UnavailableError("replica 2 died"), heard_all, outbox);
+  }
+  void Receive(StepPosition position, const std::optional<CommittedStep>& committed) {
+    Outbox outbox;
+    step.Received(position, committed, outbox);
+  }
+  void GoOn(StepPosition position) {
+    Outbox outbox;
+    step.GoOnFrom(position, outbox);
+  }
+  void Form(const std::vector<int>& replicas) {
+    Outbox outbox;
+    step.Formed(replicas, outbox);
+  }
+  void Expire(absl::Time now) {
+    Outbox outbox;
+    step.ExpireSeals(now, outbox);
   }
   void Open(int64_t session, int rank, int count) {
     Outbox outbox;
@@ -188,6 +204,20 @@ TEST_F(AgreementTest, TheFirstOfACommitAndADiscardStands) {
   EXPECT_EQ(zero_.step.position(), one_.step.position());
 }
 
+TEST_F(AgreementTest, ACommitIsNotToldBecauseSomeoneReportsWhoMayNotHaveIt) {
+  SealBoth();
+  const auto commit = zero_.Commit(1, {0, 0, 1});
+  {
+    Outbox outbox;
+    one_.step.RemoveTrainer(2, /*lost=*/false, outbox);
+  }
+  zero_.Hear();
+  zero_.Apply();
+  EXPECT_EQ(commit->count, 0) << "replica 1 reported before it heard of the commit";
+  zero_.Stabilize();
+  EXPECT_EQ(*commit->result, (StepPosition{1, 0, 2}));
+}
+
 TEST_F(AgreementTest, ARunThatCommittedAtAnotherReplicaIsUnderWay) {
   EXPECT_FALSE(one_.step.RunUnderWay(3));
   SealBoth();
@@ -255,26 +285,97 @@ TEST_F(AgreementTest, ALossWhileADecisionIsAppliedWaitsForIt) {
   EXPECT_TRUE(Succeeds(again->result));
 }
 
-TEST_F(AgreementTest, AReplicaThatReceivesAStateKnowsItsLastCommit) {
-  SealBoth();
-  zero_.Commit(1, {0, 0, 1});
-  zero_.Hear();
-  zero_.Apply();  // and replica 1 has not heard of it
-  one_.Lose();
-  EXPECT_EQ(one_.step.position(), (StepPosition{0, 1, 1}));
-  {
-    Outbox outbox;
-    one_.step.Received({1, 1, 2}, zero_.step.committed(), outbox);
+// Of a step that replica 0 commits and of which replica 1, which is cut off, has not heard.
+class CutOffTest : public AgreementTest {
+ protected:
+  CutOffTest() {
+    zero_.Seal(1);
+    seal_ = one_.Seal(2);
+    HearAll();
+    zero_.Sum({4, 9});
+    one_.Sum({4, 9});
   }
+  void CommitAtZero() {
+    zero_.Hear();
+    zero_.Commit(1, {0, 0, 1});
+    zero_.Hear();
+    zero_.Apply();
+  }
+
+  std::shared_ptr<Answer<SealResult>> seal_;
+};
+
+TEST_F(CutOffTest, WhoReceivesTheStateKnowsTheLastCommit) {
+  CommitAtZero();
+  one_.Hear(1);
+  one_.Lose(/*heard_all=*/false);
+  const auto discard = one_.Discard(2);
+  EXPECT_EQ(seal_->count, 0) << "others may have committed it, as here";
+  EXPECT_EQ(discard->count, 0);
+  EXPECT_EQ(one_.step.position(), (StepPosition{0, 0, 1}));
+  EXPECT_EQ(one_.step.JoinPosition(), (StepPosition{0, 1, 1})) << "so that the attempt is over where nobody has";
+  one_.Receive({1, 1, 2}, zero_.step.committed());
+  EXPECT_THAT(seal_->result->tensor_sums_of_squares, ElementsAre(4, 9));
+  EXPECT_TRUE(Fails(discard->result, absl::StatusCode::kFailedPrecondition, Reason::kDecisionConflict));
   const auto untold = one_.Commit(2, {0, 0, 1});
   EXPECT_EQ(untold->count, 0);
-  {
-    Outbox outbox;
-    one_.step.Formed({1}, outbox);
-  }
+  one_.Form({1});
   one_.Hear();
   EXPECT_EQ(*untold->result, (StepPosition{1, 0, 2}));
   EXPECT_EQ(one_.step.position(), (StepPosition{1, 1, 2}));
+}
+
+TEST_F(CutOffTest, ACommitThatWaitsIsAnsweredAsItWasDecidedElsewhere) {
+  HearAll();
+  const auto waiting = one_.Commit(2, {0, 0, 1});
+  CommitAtZero();
+  one_.Lose(/*heard_all=*/false);
+  one_.Receive({1, 1, 2}, zero_.step.committed());
+  EXPECT_EQ(waiting->count, 0) << "a replica may be lost again, and the commit with it";
+  one_.Form({1});
+  one_.Hear();
+  EXPECT_EQ(*waiting->result, (StepPosition{1, 0, 2}));
+}
+
+TEST_F(CutOffTest, WhereNobodyHasCommittedTheAttemptIsOver) {
+  HearAll();
+  const auto commit = one_.Commit(2, {0, 0, 1});
+  one_.Lose(/*heard_all=*/false);
+  EXPECT_EQ(commit->count, 0);
+  one_.GoOn({0, 1, 1});
+  EXPECT_TRUE(Fails(commit->result, absl::StatusCode::kAborted, Reason::kStepAborted));
+  EXPECT_EQ(one_.step.position(), (StepPosition{0, 1, 1}));
+}
+
+TEST_F(CutOffTest, WhoHasHeardAllKnowsAtOnceThatNobodyHas) {
+  HearAll();
+  const auto commit = one_.Commit(2, {0, 0, 1});
+  one_.Lose();
+  EXPECT_TRUE(Fails(commit->result, absl::StatusCode::kAborted, Reason::kStepAborted, {"replica 2 died"}));
+}
+
+TEST_F(CutOffTest, WhatWaitsForTooLongIsToldWhoIsMissing) {
+  HearAll();
+  const auto commit = one_.Commit(2, {0, 0, 1}), discard = one_.Discard(2);
+  one_.Lose(/*heard_all=*/false);
+  const absl::Time now = absl::Now();
+  one_.Expire(now);
+  one_.Expire(now + absl::Minutes(5) - absl::Seconds(1));
+  EXPECT_EQ(commit->count + discard->count, 0);
+  one_.Expire(now + absl::Minutes(5));
+  for (const auto& answer : {commit, discard}) {
+    EXPECT_TRUE(Fails(answer->result, absl::StatusCode::kUnavailable, Reason::kReplicaMissing, {"replica 2 died"}));
+  }
+}
+
+TEST_F(AgreementTest, WithoutThisReplicasSumsNobodyHasCommitted) {
+  ASSERT_TRUE(Succeeds(one_.Add(2, 4)));
+  zero_.Seal(1);
+  const auto seal = one_.Seal(2, {{0, 4}});
+  HearAll();
+  zero_.Sum({4, 9});
+  one_.Lose(/*heard_all=*/false);
+  EXPECT_TRUE(Fails(seal->result, absl::StatusCode::kAborted, Reason::kStepAborted, {"replica 2 died"}));
 }
 
 TEST_F(AgreementTest, WithoutAGenerationSealsAndDiscardsWaitAndRowsAreTaken) {
@@ -294,6 +395,17 @@ TEST_F(AgreementTest, WithoutAGenerationSealsAndDiscardsWaitAndRowsAreTaken) {
   }
   zero_.Hear();
   EXPECT_EQ(*discard->result, (StepPosition{0, 2, 1}));
+}
+
+TEST_F(AgreementTest, ADiscardThatWaitsWhileTheOthersGoElsewhereIsRefused) {
+  zero_.Lose();
+  const auto discard = zero_.Discard(1);
+  {
+    Outbox outbox;
+    zero_.step.Received({5, 1, 9}, std::nullopt, outbox);  // where a checkpoint was restored meanwhile
+  }
+  EXPECT_TRUE(Fails(discard->result, absl::StatusCode::kFailedPrecondition, Reason::kStaleAttempt,
+                    {"step 0 can't be discarded", "step 5 is open"}));
 }
 
 TEST(StepMessageTest, KeepsEveryDouble) {

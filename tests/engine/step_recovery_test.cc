@@ -234,6 +234,15 @@ TEST_F(StepTest, ARestoreTakesTheCheckpointsStepAndNeverLowersTheAttempt) {
   EXPECT_EQ(step_.position(), (StepPosition{2, 2, 6}));
 }
 
+TEST_F(StepTest, AStepThatIsNotTheOpenOneAnyMoreIsNotSaidToBeDiscarded) {
+  Connect(1, 1);
+  CommitOne();
+  const StepPosition at = step_.position();
+  Restore(0);
+  EXPECT_TRUE(Fails(Discard(1, at)->result, absl::StatusCode::kFailedPrecondition, Reason::kStaleAttempt,
+                    {"step 1 can't be discarded", "step 0 is open"}));
+}
+
 TEST_F(StepTest, ARestoreEndsTheAttemptInEveryPhase) {
   Connect(1, 1);
   ASSERT_TRUE(Succeeds(Add(1, 4)));

@@ -24,11 +24,12 @@ QUICK = shardmlp.Timeouts(connect=20, retry=20)
 class Server:
     """A server process on a socket of its own, which can be killed and started again."""
 
-    def __init__(self, model: Path, scratch: Path, flags: tuple[str, ...]) -> None:
+    def __init__(self, model: Path, scratch: Path, flags: tuple[str, ...], prefix: tuple[str, ...] = ()) -> None:
         self.target = f"unix:{scratch}/s"
         self.log = scratch / "log"
         self.checkpoints = scratch / "checkpoints"
         self._command = [
+            *prefix,
             os.environ["SHARDMLP_SERVER"],
             f"--model={model}",
             f"--listen={self.target}",

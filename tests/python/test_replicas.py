@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 
 import pytest
+import safetensors.torch
 import torch
+from cutting_proxy import CuttingProxy
+from links import connect
 from models import load_model, loss_of
+from networks import free_port
+from replica_run import together
+from waiting import until
+from weight_gradients import difference
 
 import shardmlp
+from shardmlp.connection import Connection
 
 STEPS = 3
-QUICK = ("--replicas=2", "--replica-heartbeat=100ms", "--replica-timeout=2s", "--threads=1")
+# No renewal of a lease comes between the messages of a step.
+QUICK = ("--replica-heartbeat=100ms", "--replica-timeout=2s", "--lease=5m", "--threads=1")
+
+
+def start(folder, serve, count: int) -> list:
+    """As many servers that are replicas of each other."""
+    set_of = (f"--replicas={count}", f"--coordinator=127.0.0.1:{free_port()}")
+    flags = [(*QUICK, *set_of, f"--rank={rank}") for rank in range(count)] if count > 1 else [QUICK]
+    servers = [serve(folder("llama"), *own) for own in flags]
+    for server in servers:
+        server.await_serving()
+    return servers
 
 
 @pytest.fixture
 def pair(folder, serve):
-    """Two servers that are replicas of each other."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        coordinator = f"--coordinator=127.0.0.1:{held.getsockname()[1]}"
-    servers = [serve(folder("llama"), *QUICK, coordinator, f"--rank={rank}") for rank in range(2)]
+    return start(folder, serve, 2)
+
+
+def start_anew(servers) -> None:
+    """From the model's own weights."""
+    for server in servers:
+        server.stop()
+    for server in servers:
+        server.log.write_text("")
+        server.start()
     for server in servers:
         server.await_serving()
-    return servers
 
 
 class Trainer:
@@ -55,25 +77,6 @@ class Trainer:
                 self.redone += 1
 
 
-def together(*calls) -> None:
-    """Runs them on threads, and raises what one of them raised."""
-    raised: list[BaseException] = []
-
-    def run(call) -> None:
-        try:
-            call()
-        except BaseException as error:  # noqa: BLE001
-            raised.append(error)
-
-    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if raised:
-        raise raised[0]
-
-
 def train(trainers, meanwhile=lambda step, rank: None) -> dict[str, torch.Tensor]:
     for step in range(STEPS):
         together(*(lambda t=t: t.step(step, lambda: meanwhile(step, t.rank)) for t in trainers))
@@ -83,10 +86,6 @@ def train(trainers, meanwhile=lambda step, rank: None) -> dict[str, torch.Tensor
     for trainer in trainers:
         trainer.remote.close()
     return states[0]
-
-
-def undisturbed(folder, servers) -> dict[str, torch.Tensor]:
-    return train([Trainer(folder, servers, rank) for rank in range(2)])
 
 
 def test_two_replicas_are_one_server_that_saw_the_whole_batch(folder, serve, pair):
@@ -113,13 +112,7 @@ def test_two_replicas_are_one_server_that_saw_the_whole_batch(folder, serve, pai
 def test_replica_that_is_killed_in_mid_step_comes_back_and_nothing_is_lost(folder, pair):
     first = [Trainer(folder, pair, rank) for rank in range(2)]
     expected = train(first)
-    for server in pair:
-        server.stop()
-    for server in pair:
-        server.log.write_text("")
-        server.start()
-    for server in pair:
-        server.await_serving()
+    start_anew(pair)
 
     trainers = [Trainer(folder, pair, rank) for rank in range(2)]
 
@@ -133,6 +126,100 @@ def test_replica_that_is_killed_in_mid_step_comes_back_and_nothing_is_lost(folde
     assert all(torch.equal(got[name], weights) for name, weights in expected.items())
 
 
+@pytest.mark.parametrize("call, message", [("seal", 1), ("commit", 3)])
+def test_answer_that_died_with_its_replica_is_asked_for_again(folder, pair, call, message):
+    """All have committed the step. The trainer whose replica is gone has not heard so, and does it no second time."""
+    expected = train([Trainer(folder, pair, rank) for rank in range(2)])
+    start_anew(pair)
+    there = threading.Event()
+    there.set()
+
+    def once_there():
+        there.wait()
+        return connect(pair[1].target)
+
+    proxy = CuttingProxy(once_there)
+    trainers = [Trainer(folder, [pair[0], proxy], rank) for rank in range(2)]
+
+    def first() -> None:
+        trainers[0].step(1)
+        pair[1].kill()
+        pair[1].start()
+        pair[1].await_serving(2)
+        there.set()
+
+    def cut() -> None:
+        there.clear()
+        proxy.cut_at(message)
+
+    together(*(lambda t=t: t.step(0) for t in trainers))
+    together(first, lambda: trainers[1].step(1, cut))
+    assert proxy.has_cut
+    together(*(lambda t=t: t.step(2) for t in trainers))
+    assert [(trainer.redone, trainer.remote.step) for trainer in trainers] == [(0, 3), (0, 3)]
+    state = trainers[1].remote.state_dict()
+    assert all(torch.equal(state[name], weights) for name, weights in expected.items())
+    for trainer in trainers:
+        trainer.remote.close()
+    proxy.close()
+
+
+class Summing:
+    """A trainer of a run in which gradients are added, on batches of some lengths, perhaps none."""
+
+    def __init__(self, folder, servers, rank: int, count: int, lengths: list[int]) -> None:
+        self._lengths = lengths
+        self._model = load_model(folder("llama"))
+        for name, p in self._model.named_parameters():
+            p.requires_grad_(".mlp." in name)
+        targets = [server.target for server in servers]
+        self.remote = shardmlp.offload(
+            self._model, targets, trainer_count=count, trainer_rank=rank, average=False
+        )
+        self._optimizer = self.remote.wrap(torch.optim.SGD(self._model.parameters(), lr=0.1, momentum=0.9))
+
+    def step(self) -> None:
+        for length in self._lengths:
+            if length:
+                (loss_of(self._model, length, length=length) * length).backward()
+        self._optimizer.step()
+
+
+def gradients_of(folder, servers, batches: list[list[int]]) -> dict[str, torch.Tensor]:
+    """Of one step from the model's own weights, of a trainer for each of ``batches``. All servers then have the same
+    weights, and go back."""
+    clients = [Connection(server.target, 1, shardmlp.Timeouts()) for server in servers]
+    if not clients[0].client.list_checkpoints():
+        clients[0].client.save_checkpoint("start")
+    before = clients[0].checksums()
+    trainers = [Summing(folder, servers, rank, len(batches), lengths) for rank, lengths in enumerate(batches)]
+    together(*(trainer.step for trainer in trainers))
+    name = f"after{len(batches)}"
+    clients[0].client.save_checkpoint(name)
+    after = clients[0].checksums()
+    assert after != before
+    until(lambda: all(client.checksums() == after for client in clients))
+    for trainer in trainers:
+        trainer.remote.close()
+    clients[0].client.restore_checkpoint("start")
+    until(lambda: all(client.checksums() == before for client in clients))
+    # A momentum that has just begun is the gradient.
+    state = safetensors.torch.load_file(servers[0].checkpoints / name / "optimizer.safetensors")
+    return {tensor: moment for tensor, moment in state.items() if tensor.endswith(".moment1")}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_any_number_of_trainers_of_any_number_of_replicas(folder, serve, count):
+    replicas, alone = start(folder, serve, count), [serve(folder("llama"))]
+    alone[0].await_serving()
+    lengths = [9, 0, 4, 2, 6]
+    for trainers in range(1, len(lengths) + 1):
+        whole = gradients_of(folder, alone, [lengths[:trainers]])
+        apart = gradients_of(folder, replicas, [[length] for length in lengths[:trainers]])
+        assert whole.keys() == apart.keys() and len(whole) == 9
+        assert difference(apart, whole) <= 1e-5
+
+
 def test_servers_of_the_same_layers_that_are_no_replicas_are_refused(folder, serve, pair):
     alone = serve(folder("llama"))
     with pytest.raises(ValueError, match=r"not replicas of each other: .*replica 0 of 2.*, .*replica 0 of 1"):
@@ -142,20 +229,16 @@ def test_servers_of_the_same_layers_that_are_no_replicas_are_refused(folder, ser
 
 
 def test_replica_of_another_model_is_refused_and_named(folder, serve):
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        coordinator = f"--coordinator=127.0.0.1:{held.getsockname()[1]}"
-    serve(folder("llama"), *QUICK, coordinator, "--rank=0")
-    other = serve(folder("gpt2"), *QUICK, coordinator, "--rank=1")
+    coordinator = f"--coordinator=127.0.0.1:{free_port()}"
+    serve(folder("llama"), *QUICK, coordinator, "--replicas=2", "--rank=0")
+    other = serve(folder("gpt2"), *QUICK, coordinator, "--replicas=2", "--rank=1")
     assert other.wait() == 1
     assert "llama" in other.log.read_text() and "gpt2" in other.log.read_text()
 
 
 def test_server_is_not_ready_until_its_replicas_are_there(folder, serve):
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        coordinator = f"--coordinator=127.0.0.1:{held.getsockname()[1]}"
-    first = serve(folder("llama"), *QUICK, coordinator, "--replica-start-timeout=3s", "--rank=0")
+    coordinator = f"--coordinator=127.0.0.1:{free_port()}"
+    first = serve(folder("llama"), *QUICK, coordinator, "--replicas=2", "--replica-start-timeout=3s", "--rank=0")
     assert first.wait() == 1
     assert "serving on" not in first.log.read_text()
     assert "rank 1" in first.log.read_text()

@@ -88,7 +88,7 @@ TEST(OptionsTest, EveryFlagReachesItsOption) {
 TEST(OptionsTest, ReplicasHaveARankACoordinatorAndTimes) {
   const auto options = Parse({"--model=m", "--replicas=3", "--rank=2", "--coordinator=host:7", "--on-loss=continue",
                               "--sync-host=10.0.0.2", "--replica-start-timeout=1m", "--replica-timeout=3s",
-                              "--replica-heartbeat=200ms", "--sum-timeout=20s"});
+                              "--replica-heartbeat=200ms", "--sum-timeout=20s", "--sum-by=nccl"});
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_EQ(options->replicas.size, 3);
   EXPECT_EQ(options->replicas.rank, 2);
@@ -99,6 +99,8 @@ TEST(OptionsTest, ReplicasHaveARankACoordinatorAndTimes) {
   EXPECT_EQ(options->replicas.loss_timeout, absl::Seconds(3));
   EXPECT_EQ(options->replicas.heartbeat, absl::Milliseconds(200));
   EXPECT_EQ(options->replicas.sum_timeout, absl::Seconds(20));
+  EXPECT_EQ(options->sum_by, SumBy::kNccl);
+  EXPECT_EQ(Parse({"--model=m"})->sum_by, SumBy::kAuto);
   EXPECT_EQ(Parse({"--model=m"})->replicas.size, 1);
   EXPECT_EQ(Parse({"--model=m"})->replicas.rank, 0);
 }
@@ -116,6 +118,9 @@ TEST(OptionsTest, ReplicasThatDoNotFitEachOtherAreRefusedByName) {
               HasSubstr("--replica-timeout=1s is below two of --replica-heartbeat=600ms"));
   EXPECT_THAT(refusal({"--rank=0", "--coordinator=h:1", "--lease=10s", "--seal-timeout=20s", "--replica-timeout=20s"}),
               HasSubstr("--seal-timeout=20s is not above --replica-timeout=20s"));
+  EXPECT_THAT(refusal({"--rank=0", "--coordinator=h:1", "--sum-by=nccl", "--device=cpu"}),
+              HasSubstr("--sum-by=nccl needs a GPU, got --device=cpu"));
+  EXPECT_THAT(refusal({"--rank=0", "--coordinator=h:1", "--sum-by=mpi"}), HasSubstr("mpi"));
   EXPECT_THAT(refusal({"--rank=-1"}), HasSubstr("--rank"));
   EXPECT_THAT(Refusal({"--model=m", "--coordinator=h:1"}), HasSubstr("need --replicas above 1"));
   EXPECT_THAT(Refusal({"--model=m", "--rank=1"}), HasSubstr("need --replicas above 1"));

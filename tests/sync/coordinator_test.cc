@@ -1,6 +1,8 @@
 // Who is in, in which order, and what all have: stories of one coordinator, without network or time.
 #include "server/sync/rendezvous/coordinator.h"
 
+#include <limits>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "gmock/gmock.h"
@@ -395,6 +397,18 @@ TEST_F(CoordinatorTest, ASecondReplicaOfARankIsRefusedOnceTheFirstShowsThatItLiv
   EXPECT_THAT(wire_.Take(2), ElementsAre("0: a from 0")) << "and the first is not disturbed";
 }
 
+TEST_F(CoordinatorTest, WhoWaitsHasNoSayInTheGenerationThatIsFormed) {
+  Start(2, OnLoss::kWait);
+  FormAll();
+  Hello(3, 1);
+  Join(3, {.generation = 7}, 9);
+  Propose(1, 1, "a");
+  EXPECT_THAT(wire_.Take(2), ElementsAre("0: a from 0"));
+  Lose(2);
+  Join(1, {.generation = 1});
+  EXPECT_THAT(wire_.Take(3), ElementsAre("gather 10: 1 of 2")) << "above all that any of them knows";
+}
+
 TEST_F(CoordinatorTest, ASecondReplicaOfARankWhoseFirstIsDeadTakesItsPlace) {
   Start(2, OnLoss::kWait);
   FormAll();
@@ -425,6 +439,36 @@ TEST_F(CoordinatorTest, AReplicaThatStopsIsLostWithItsReason) {
   coordinator_->Receive(2, request);
   EXPECT_THAT(wire_.Take(1), ElementsAre("lost 1: rank 1 was lost: it stopped: its device failed"));
   EXPECT_EQ(wire_.ended[2].code(), absl::StatusCode::kCancelled);
+}
+
+TEST_F(CoordinatorTest, WhatIsTooLargeCostsItsSenderItsConnectionAndReachesNobodyElse) {
+  const auto is_refused = [this](int64_t connection) {
+    return wire_.ended[connection].code() == absl::StatusCode::kInvalidArgument;
+  };
+  Start(2, OnLoss::kWait);
+  Hello(1, 0);
+  Join(1);
+  v1::MeetRequest request;
+  *request.mutable_hello() = HelloOf(1, 2);
+  request.mutable_hello()->set_model(std::string(2 << 20, 'x'));  // no message that repeats it would arrive
+  coordinator_->Receive(2, request);
+  EXPECT_TRUE(is_refused(2));
+  EXPECT_THAT(coordinator_->Missing(), Not(HasSubstr("xxx")));
+
+  Hello(3, 1);
+  Join(3, {}, std::numeric_limits<int64_t>::max());
+  EXPECT_TRUE(is_refused(3)) << "there is no generation above that";
+  Hello(4, 1);
+  Join(4);
+  for (int i = 0; i < 2; ++i) request.mutable_addresses()->add_addresses(std::string(257, 'x'));
+  request.mutable_addresses()->set_generation(1);
+  coordinator_->Receive(4, request);
+  EXPECT_TRUE(is_refused(4));
+
+  Hello(5, 1);
+  Join(5);
+  SendFailed(5, 2, std::string(2 << 20, 'x'));
+  EXPECT_LT(wire_.Take(1).back().size(), 2000u);
 }
 
 TEST_F(CoordinatorTest, MessagesOutOfOrderEndTheirConnectionAlone) {

@@ -193,10 +193,12 @@ class HubReplicas::Hub {
     ForMembers([&](Seat& seat) {
       seat.member = false;
       seat.group->Abort(why);
+      const bool heard_all = !seat.cut && std::none_of(seat.calls.begin(), seat.calls.end(),
+                                                       [](const Call& call) { return call.index >= 0; });
       seat.calls.clear();
       // Who has not heard of it waits as before.
       seat.joining = !seat.heard;
-      if (seat.heard) seat.calls.push_back({[why](ReplicaObserver& observer) { observer.Lost(why); }});
+      if (seat.heard) seat.calls.push_back({[=](ReplicaObserver& observer) { observer.Lost(why, heard_all); }});
     });
     generation_ = 0;
   }

@@ -69,7 +69,7 @@ TEST(HubReplicasTest, WhatWasNotDeliveredWhenAMemberIsLostNeverIs) {
   servers.hub.Deliver(1);
   servers.hub.Kill(2);
   servers.hub.Release();
-  EXPECT_THAT(servers.recorders[0].Take(), ElementsAre("lost: rank 2 was lost"));
+  EXPECT_THAT(servers.recorders[0].Take(), ElementsAre("cut off, lost: rank 2 was lost"));
   EXPECT_THAT(servers.recorders[1].Take(), ElementsAre("0: a from 0", "lost: rank 2 was lost"));
   EXPECT_THAT(servers.recorders[2].Take(), IsEmpty());
 
@@ -101,7 +101,8 @@ TEST(HubReplicasTest, WaitingMeansForAllRanks) {
   Servers servers(2, OnLoss::kWait);
   servers.JoinAll();
   servers.hub.Cut(1);
-  EXPECT_THAT(servers.recorders[1].Take(), ElementsAre("lost: rank 1 was lost"));
+  EXPECT_THAT(servers.recorders[0].Take(), ElementsAre("lost: rank 1 was lost"));
+  EXPECT_THAT(servers.recorders[1].Take(), ElementsAre("cut off, lost: rank 1 was lost"));
   servers.Join(0);
   servers.Join(1);
   EXPECT_EQ(servers.hub.generation(), 0);

@@ -62,7 +62,7 @@ class Echo final : public ReplicaObserver {
     heard += message + " ";
   }
   void Stable(int64_t index) override { heard += std::to_string(index) + " "; }
-  void Lost(const absl::Status&) override {}
+  void Lost(const absl::Status&, bool) override {}
   void Refused(const absl::Status&) override {}
 
   std::string heard;

@@ -13,8 +13,8 @@
 
 namespace shardmlp::testing {
 
-// "formed 3: ranks 0 2, from rank 2", "0: hello from 1", "stable 0", "lost: rank 1 was lost", "refused: ...".
-// Thread-safe.
+// "formed 3: ranks 0 2, from rank 2", "0: hello from 1", "stable 0", "lost: rank 1 was lost", or "cut off, lost: ..."
+// where it may not have heard all, "refused: ...". Thread-safe.
 class Recorder final : public ReplicaObserver {
  public:
   void Formed(const Generation& generation) override {
@@ -29,10 +29,10 @@ class Recorder final : public ReplicaObserver {
     Add(absl::StrCat(index, ": ", message, " from ", from_rank));
   }
   void Stable(int64_t index) override { Add(absl::StrCat("stable ", index)); }
-  void Lost(const absl::Status& why) override {
+  void Lost(const absl::Status& why, bool heard_all) override {
     absl::MutexLock lock(&mutex_);
     lost_ = why;
-    events_.push_back(absl::StrCat("lost: ", why.message()));
+    events_.push_back(absl::StrCat(heard_all ? "" : "cut off, ", "lost: ", why.message()));
   }
   void Refused(const absl::Status& why) override {
     absl::MutexLock lock(&mutex_);

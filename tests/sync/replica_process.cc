@@ -25,7 +25,7 @@ class Summer final : public ReplicaObserver {
   }
   void Agreed(int64_t, int, const std::string&) override {}
   void Stable(int64_t) override {}
-  void Lost(const absl::Status&) override {
+  void Lost(const absl::Status&, bool) override {
     thread_.join();
     replicas->Join({.generation = generation_}, *this);
   }

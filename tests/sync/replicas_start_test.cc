@@ -39,6 +39,11 @@ INSTANTIATE_TEST_SUITE_P(
         Difference{"Model", [](ReplicasOptions& o) { o.model = "large"; }, "rank 2 has model large, rank 0 has tiny"},
         Difference{"Layers", [](ReplicasOptions& o) { o.layers = "4-7"; }, "rank 2 has layers 4-7, rank 0 has 0-3"},
         Difference{"DType", [](ReplicasOptions& o) { o.dtype = "bf16"; }, "rank 2 has dtype bf16, rank 0 has f32"},
+        Difference{"Transport",
+                   [](ReplicasOptions& o) {
+                     o.transport = {"nccl", [](int, int) { return absl::UnavailableError("never asked"); }};
+                   },
+                   "rank 2 has sums by nccl, rank 0 has gloo"},
         Difference{"Size", [](ReplicasOptions& o) { o.size = 5; }, "rank 2 has number of replicas 5, rank 0 has 3"}),
     [](const auto& info) { return info.param.name; });
 

@@ -119,7 +119,7 @@ TEST(ReplicasLossTest, ACutLinkIsALossToBothSidesAndAllAreTogetherAgainOnceItIsM
   far.Join();
   ASSERT_TRUE(far.recorder.Hears("formed 1"));
   link.Cut();
-  EXPECT_TRUE(far.recorder.Hears("lost: rank 0"));
+  EXPECT_TRUE(far.recorder.Hears("cut off, lost: rank 0"));
   far.Join({.generation = 1});
   for (const int rank : {0, 1}) {
     ASSERT_TRUE(servers.recorder(rank).Hears("lost: rank 2 was lost: nothing was heard from it for 3s"));
@@ -184,7 +184,7 @@ class Suicide final : public ReplicaObserver {
   void Formed(const Generation&) override {}
   void Agreed(int64_t, int, const std::string&) override { replicas_.Stop(absl::DataLossError("not my weights")); }
   void Stable(int64_t) override {}
-  void Lost(const absl::Status&) override {}
+  void Lost(const absl::Status&, bool) override {}
   void Refused(const absl::Status&) override {}
 
  private:

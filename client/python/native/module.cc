@@ -173,6 +173,7 @@ void DefineSession(py::module_& module) {
           },
           py::arg("reason"), py::arg("within_seconds"))
       .def("resync", [](Session& session) { return WithoutGil([&] { return session.Resync(); }); })
+      .def("take_up", &Session::TakeUp, py::arg("lost"))
       .def("close", [](Session& session) { WithoutGil([&] { return session.Close(); }); });
 }
 

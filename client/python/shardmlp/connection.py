@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -13,6 +15,8 @@ from . import _native
 from .errors import Error
 from .sigterm import close_first
 from .staging import Incoming, Outgoing
+
+T = TypeVar("T")
 
 _DTYPES = {
     torch.float32: _native.DType.f32,
@@ -106,6 +110,14 @@ class Connection:
                 "STALE_ATTEMPT",
             )
 
+    def seal(self) -> _native.SealedStep:
+        """Waits for the other trainers."""
+        return self._answer(lambda session: session.seal_step())
+
+    def commit(self, groups: list[_native.ParameterGroup], gradient_scale: float, fresh_optimizer: bool) -> None:
+        """Applies the sealed step."""
+        self._answer(lambda session: session.commit_step(groups, gradient_scale, fresh_optimizer))
+
     def restore_checkpoint(self, name: str) -> None:
         """Restores the server, and follows it, in a new session where the old one is gone."""
         self.client.restore_checkpoint(name)
@@ -184,6 +196,24 @@ class Connection:
     def checksums(self) -> dict[str, int]:
         """:func:`checksum` of each of the server's tensors as they are now, by name."""
         return self.client.checksums()
+
+    def _answer(self, call: Callable[[_native.Session], T]) -> T:
+        """What ``call`` of the session returns. A replica that dies takes the session with it, and perhaps the answer
+        to what all replicas had agreed on: of a step that was committed meanwhile, a new session asks for it again."""
+        lost = self.session
+        while True:
+            try:
+                return call(self.session)
+            except Error as error:
+                gone = error.reason == "UNKNOWN_SESSION"
+                if gone:
+                    self.open_session(self.run)
+                if not gone or self.session.position.step != lost.position.step + 1:
+                    if self.session is not lost:
+                        self.close()
+                        self._hold(lost)
+                    raise
+                self.session.take_up(lost.position)
 
     def _hold(self, session: _native.Session) -> None:
         """Keeps ``session``, to be closed with this connection, at exit or by SIGTERM: its place is then free at once."""

@@ -120,7 +120,7 @@ class Servers:
 
     def seal(self) -> Sealed:
         """Seals all at once, as each waits for the other trainers."""
-        parts = self._on_all(lambda connection: connection.session.seal_step())
+        parts = self._on_all(Connection.seal)
         squares = {
             tensor.name: square
             for connection, part in zip(self.training, parts)
@@ -141,7 +141,7 @@ class Servers:
                 continue
             names = [tensor.name for tensor in connection.model.tensors]
             try:
-                connection.session.commit_step(groups_of(names), gradient_scale, fresh_optimizer)
+                connection.commit(groups_of(names), gradient_scale, fresh_optimizer)
             except Error as error:
                 if self._committed:
                     raise self._half_committed(str(error)) from error

@@ -32,6 +32,7 @@ std::string Differences(const v1::Hello& hello, const v1::Hello& own) {
   compare("model", hello.model(), own.model());
   compare("layers", hello.layers(), own.layers());
   compare("dtype", hello.dtype(), own.dtype());
+  compare("sums by", hello.transport(), own.transport());
   return absl::StrJoin(differences, "; ");
 }
 
@@ -55,6 +56,11 @@ void Coordinator::Receive(int64_t connection, const v1::MeetRequest& request) {
 }
 
 void Coordinator::ReceiveHello(int64_t connection, const v1::Hello& hello) {
+  for (const std::string* fact : {&hello.model(), &hello.layers(), &hello.dtype(), &hello.transport()}) {
+    if (fact->size() <= kMaxTextBytes) continue;
+    return Drop(connection,
+                Invalid(absl::StrCat("a fact of ", fact->size(), " bytes, at most ", kMaxTextBytes, " expected")));
+  }
   const int rank = hello.rank();
   const bool is_rank = rank >= 0 && rank < own_.size();
   if (const std::string differences = Differences(hello, own_); !differences.empty()) {
@@ -79,8 +85,12 @@ void Coordinator::ReceiveFrom(int64_t connection, Peer& peer, const v1::MeetRequ
   switch (request.message_case()) {
     case v1::MeetRequest::kJoin:
       if (IsMember(connection)) return Drop(connection, Invalid("a join from a member"));
+      for (const int64_t number : {request.join().last_generation(), request.join().position().generation()}) {
+        if (number < 0 || number > kMaxGeneration) {
+          return Drop(connection, Invalid(absl::StrCat("generation ", number)));
+        }
+      }
       peer.join = request.join();
-      generation_ = std::max({generation_, peer.join->last_generation(), peer.join->position().generation()});
       return;
     case v1::MeetRequest::kAddresses: return ReceiveAddresses(connection, peer, request.addresses());
     case v1::MeetRequest::kConnected: return ReceiveConnected(connection, peer, request.connected());
@@ -94,7 +104,7 @@ void Coordinator::ReceiveFrom(int64_t connection, Peer& peer, const v1::MeetRequ
       return;
     case v1::MeetRequest::kLeave:
       return Drop(connection, Error(absl::StatusCode::kCancelled, Reason::kCancelled,
-                                    absl::StrCat("it stopped: ", request.leave().reason())));
+                                    absl::StrCat("it stopped: ", request.leave().reason().substr(0, kMaxTextBytes))));
     case v1::MeetRequest::kHeartbeat: return;
     default: return Drop(connection, Invalid("a message of no kind that is known"));
   }
@@ -105,6 +115,11 @@ void Coordinator::ReceiveAddresses(int64_t connection, Peer& peer, const v1::Mes
   if (static_cast<size_t>(addresses.addresses_size()) != members_.size()) {
     return Drop(connection,
                 Invalid(absl::StrCat(addresses.addresses_size(), " addresses for ", members_.size(), " members")));
+  }
+  for (const std::string& address : addresses.addresses()) {
+    if (address.size() <= kMaxAddressBytes) continue;
+    return Drop(connection, Invalid(absl::StrCat("an address of ", address.size(), " bytes, at most ", kMaxAddressBytes,
+                                                 " expected")));
   }
   peer.addresses.assign(addresses.addresses().begin(), addresses.addresses().end());
   const auto gathered = [this](int64_t member) { return !peers_.at(member).addresses.empty(); };
@@ -120,11 +135,12 @@ void Coordinator::ReceiveConnected(int64_t connection, Peer& peer, const v1::Mes
 
 void Coordinator::ReceiveFailed(int64_t connection, const Peer& peer, const v1::MeshFailed& failed) {
   if (failed.generation() != generation_ || !IsMember(connection)) return;
+  const std::string why = failed.error().substr(0, kMaxTextBytes);
   if (phase_ == Phase::kFormed) {
-    return EndGeneration(absl::StrCat("a collective failed on rank ", peer.hello.rank(), ": ", failed.error()));
+    return EndGeneration(absl::StrCat("a collective failed on rank ", peer.hello.rank(), ": ", why));
   }
   // It comes again, but not at once.
-  Drop(connection, Error(absl::StatusCode::kUnavailable, Reason::kReplicaLost, failed.error()));
+  Drop(connection, Error(absl::StatusCode::kUnavailable, Reason::kReplicaLost, why));
 }
 
 void Coordinator::ReceivePropose(int64_t connection, Peer& peer, const v1::Propose& propose) {

@@ -62,14 +62,16 @@ void Coordinator::Settle() {
 }
 
 void Coordinator::Form() {
-  ++generation_;
   members_.clear();
   for (const int64_t seat : seats_) {
     if (seat == 0 || !peers_.at(seat).join) continue;
     members_.push_back(seat);
-    peers_.at(seat).addresses.clear();
-    peers_.at(seat).connected = false;
+    Peer& peer = peers_.at(seat);
+    generation_ = std::max({generation_, peer.join->last_generation(), peer.join->position().generation()});
+    peer.addresses.clear();
+    peer.connected = false;
   }
+  ++generation_;
   if (members_.size() == 1) return Announce();
   phase_ = Phase::kGathering;
   for (size_t index = 0; index < members_.size(); ++index) {

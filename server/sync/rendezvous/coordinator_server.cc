@@ -18,16 +18,6 @@ namespace {
 // Streams beyond what the replicas need: of those that are refused, or were lost and not noticed yet.
 constexpr int kSpareStreams = 64;
 
-v1::Hello HelloOf(const ReplicasOptions& options) {
-  v1::Hello hello;
-  hello.set_rank(options.rank);
-  hello.set_size(options.size);
-  hello.set_model(options.model);
-  hello.set_layers(options.layers);
-  hello.set_dtype(options.dtype);
-  return hello;
-}
-
 absl::Status Silent(absl::Duration how_long) {
   return Error(absl::StatusCode::kUnavailable, Reason::kReplicaLost,
                absl::StrCat("nothing was heard from it for ", absl::FormatDuration(how_long)));

@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
-#include "server/sync/rendezvous/local_address.h"
 #include "server/sync/rendezvous/messages.h"
 
 namespace shardmlp {
@@ -15,7 +14,6 @@ namespace {
 
 constexpr absl::Duration kReopenDelay = absl::Milliseconds(500);
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(1);
-constexpr size_t kMaxReasonBytes = 1 << 10;
 
 absl::Status LostError(absl::string_view message) {
   return Error(absl::StatusCode::kUnavailable, Reason::kReplicaLost, message);
@@ -102,7 +100,7 @@ void Member::Finish(const absl::Status* why) {
     stream_->Cancel(absl::CancelledError("this replica is destroyed"));
   } else if (leave_by_ == absl::InfiniteFuture()) {
     v1::MeetRequest request;
-    request.mutable_leave()->set_reason(std::string(why->message().substr(0, kMaxReasonBytes)));
+    request.mutable_leave()->set_reason(std::string(why->message().substr(0, kMaxTextBytes)));
     stream_->Send(std::move(request));
     leave_by_ = SteadyNow() + kLeaveTimeout;
   }
@@ -153,12 +151,7 @@ void Member::Open() {
       MemberStream::Calls{.received = [this](const v1::MeetResponse& response) { Received(response); },
                           .ended = [this](const absl::Status& why) { Ended(why); }});
   v1::MeetRequest request;
-  v1::Hello& hello = *request.mutable_hello();
-  hello.set_rank(options_.rank);
-  hello.set_size(options_.size);
-  hello.set_model(options_.model);
-  hello.set_layers(options_.layers);
-  hello.set_dtype(options_.dtype);
+  *request.mutable_hello() = HelloOf(options_);
   stream_->Send(std::move(request));
   SendJoin();
 }
@@ -181,7 +174,7 @@ void Member::Received(const v1::MeetResponse& response) {
     case v1::MeetResponse::kStable:
       if (phase_ == Phase::kFormed) observer_->Stable(response.stable().index());
       return;
-    case v1::MeetResponse::kLost: return Lose(LostError(response.lost().reason()));
+    case v1::MeetResponse::kLost: return Lose(LostError(response.lost().reason()), /*heard_all=*/true);
     default: return;
   }
 }
@@ -200,14 +193,14 @@ void Member::Ended(const absl::Status& why) {
                    answered ? " was lost: " : " is missing: ", why.ok() ? "it ended the stream" : why.message());
   SetMissing(what);
   next_open_ = SteadyNow() + kReopenDelay;
-  Lose(LostError(what));
+  Lose(LostError(what), /*heard_all=*/false);
 }
 
-void Member::Lose(const absl::Status& why) {
+void Member::Lose(const absl::Status& why, bool heard_all) {
   DropGroup(why);
   if (phase_ != Phase::kFormed) return;
   phase_ = Phase::kLost;
-  observer_->Lost(why);
+  observer_->Lost(why, heard_all);
 }
 
 void Member::DropGroup(const absl::Status& why) {
@@ -220,7 +213,7 @@ void Member::DropGroup(const absl::Status& why) {
 }
 
 void Member::Refuse(const absl::Status& why) {
-  Lose(why);
+  Lose(why, /*heard_all=*/false);
   ReplicaObserver* const observer = observer_;
   const absl::Status stopped = absl::CancelledError("refused");
   Finish(&stopped);
@@ -258,7 +251,7 @@ void Member::Gather(const v1::Gather& gather) {
   DropGroup(absl::CancelledError("another generation is to form"));
   gathers_ = gather.generation();
   mesh_loop_.Post([this, gather] {
-    auto mesh = ListenForPeers(gather.index(), gather.member_count());
+    auto mesh = options_.transport.listen(gather.index(), gather.member_count());
     loop_.Post([this, generation = gather.generation(), mesh = std::move(mesh)] {
       if (gathers_ != generation) return;
       if (!mesh.ok()) return SayFailed(generation, mesh.status());
@@ -271,22 +264,11 @@ void Member::Gather(const v1::Gather& gather) {
   });
 }
 
-absl::StatusOr<std::shared_ptr<GlooGroup>> Member::ListenForPeers(int index, int member_count) {
-  if (device_ == nullptr) {
-    std::string host = options_.sync_host;
-    if (host.empty()) {
-      SHARDMLP_ASSIGN_OR_RETURN(host, LocalAddressTowards(options_.coordinator));
-    }
-    SHARDMLP_ASSIGN_OR_RETURN(device_, OpenGlooDevice(host));
-  }
-  return GlooGroup::Listen(device_, index, member_count,
-                           {.connect_timeout = options_.connect_timeout, .timeout = options_.sum_timeout});
-}
-
 void Member::Connect(const v1::Connect& connect) {
   if (gathers_ != connect.generation() || mesh_ == nullptr) return;
   mesh_loop_.Post([this, mesh = mesh_, connect] {
-    const absl::Status status = mesh->Connect({connect.addresses().begin(), connect.addresses().end()});
+    const std::vector<std::string> peers(connect.addresses().begin(), connect.addresses().end());
+    const absl::Status status = mesh->Connect(peers);
     loop_.Post([this, generation = connect.generation(), status] {
       if (gathers_ != generation) return;
       if (!status.ok()) return SayFailed(generation, status);
@@ -300,7 +282,7 @@ void Member::Connect(const v1::Connect& connect) {
 void Member::SayFailed(int64_t generation, const absl::Status& why) {
   v1::MeetRequest request;
   request.mutable_failed()->set_generation(generation);
-  request.mutable_failed()->set_error(std::string(why.message().substr(0, kMaxReasonBytes)));
+  request.mutable_failed()->set_error(std::string(why.message().substr(0, kMaxTextBytes)));
   stream_->Send(std::move(request));
 }
 

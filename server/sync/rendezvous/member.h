@@ -9,7 +9,6 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "server/sync/gloo_group.h"
 #include "server/sync/rendezvous/coordinator_server.h"
 #include "server/sync/rendezvous/loop.h"
 #include "server/sync/rendezvous/member_stream.h"
@@ -54,7 +53,7 @@ class Member final : public Replicas {
   void Connect(const v1::Connect& connect);
   void Form(const v1::Formed& formed);
   void Agree(const v1::Agreed& agreed);
-  void Lose(const absl::Status& why);
+  void Lose(const absl::Status& why, bool heard_all);
   void DropGroup(const absl::Status& why);
   void Refuse(const absl::Status& why);
   void SayFailed(int64_t generation, const absl::Status& why);
@@ -62,7 +61,6 @@ class Member final : public Replicas {
   // Ends the stream, with a word about why unless that is null, and is over.
   void Finish(const absl::Status* why);
   bool IsOver() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return over_; }
-  absl::StatusOr<std::shared_ptr<GlooGroup>> ListenForPeers(int index, int member_count);  // on the mesh's thread
 
   const ReplicasOptions options_;
   std::unique_ptr<CoordinatorServer> server_;
@@ -73,15 +71,13 @@ class Member final : public Replicas {
   int64_t generation_ = 0;               // of kFormed; else the last that was
   std::shared_ptr<ReplicaGroup> group_;  // of the generation that is formed
   int64_t gathers_ = 0;                  // the generation that is to form; 0: none
-  std::shared_ptr<GlooGroup> mesh_;      // of that one, then of the one that is formed; null where it is alone
+  std::shared_ptr<PeerGroup> mesh_;      // of that one, then of the one that is formed; null where it is alone
   absl::Time say_failed_at_ = absl::InfinitePast();  // once it is known that a collective on that mesh failed
   std::unique_ptr<MemberStream> stream_;             // null: none is open
   absl::Time next_open_ = absl::InfinitePast();      // where the last one failed
   absl::Time joined_at_ = absl::InfinitePast();      // for the first time
   absl::Time next_log_ = absl::InfiniteFuture();
   absl::Time leave_by_ = absl::InfiniteFuture();  // when to end a stream that does not end by itself
-
-  GlooDevice device_;  // the mesh's thread's
 
   mutable absl::Mutex mutex_;
   std::string missing_ ABSL_GUARDED_BY(mutex_);

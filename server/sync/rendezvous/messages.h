@@ -2,9 +2,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
-#include "server/sync/replicas.h"
+#include "server/sync/rendezvous/replicas_options.h"
 #include "shardmlp/v1/rendezvous.pb.h"
 
 namespace shardmlp {
@@ -13,6 +14,11 @@ namespace shardmlp {
 inline constexpr size_t kMaxMessageBytes = 1 << 20;
 // Of one on the wire.
 inline constexpr int kMaxWireBytes = 2 << 20;
+// Of a fact in a hello, and of a reason; of an address.
+inline constexpr size_t kMaxTextBytes = 1 << 10;
+inline constexpr size_t kMaxAddressBytes = 256;
+// Generations are told as doubles too.
+inline constexpr int64_t kMaxGeneration = int64_t{1} << 53;
 // Of what waits to be sent to one peer. One that takes so little is given up.
 inline constexpr size_t kMaxQueuedBytes = 64 << 20;
 
@@ -30,6 +36,17 @@ inline v1::ReplicaPosition PositionOf(const ReplicaState& state) {
   position.set_attempt(state.attempt);
   position.set_weights_version(state.weights_version);
   return position;
+}
+
+inline v1::Hello HelloOf(const ReplicasOptions& options) {
+  v1::Hello hello;
+  hello.set_rank(options.rank);
+  hello.set_size(options.size);
+  hello.set_model(options.model);
+  hello.set_layers(options.layers);
+  hello.set_dtype(options.dtype);
+  hello.set_transport(options.transport.name);
+  return hello;
 }
 
 inline v1::MeetResponse WaitingMessage(const std::string& for_whom) {

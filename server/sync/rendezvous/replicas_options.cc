@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
 #include "server/sync/rendezvous/coordinator_server.h"
+#include "server/sync/rendezvous/gloo_transport.h"
 #include "server/sync/rendezvous/local_address.h"
 #include "server/sync/rendezvous/member.h"
 
@@ -53,7 +54,9 @@ absl::StatusOr<std::unique_ptr<Replicas>> MakeReplicas(const ReplicasOptions& op
   if (options.rank == 0) {
     SHARDMLP_ASSIGN_OR_RETURN(server, CoordinatorServer::Listen(options));
   }
-  return std::make_unique<Member>(options, std::move(server));
+  ReplicasOptions complete = options;
+  if (complete.transport.listen == nullptr) complete.transport = GlooTransport(options);
+  return std::make_unique<Member>(complete, std::move(server));
 }
 
 }  // namespace shardmlp

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "server/sync/peer_group.h"
 #include "server/sync/replicas.h"
 
 namespace shardmlp {
@@ -24,8 +25,11 @@ struct ReplicasOptions {
   std::string model;   // names the model and its shapes
   std::string layers;  // "0-15"
   std::string dtype;
+  // How they sum; must be the same too. Without `listen`: by Gloo, at `sync_host`.
+  Transport transport = {"gloo", nullptr};
 
-  // Where the other replicas connect for sums. Empty: the address from which this machine reaches the coordinator.
+  // Where the other replicas connect for Gloo's sums. Empty: the address from which this machine reaches the
+  // coordinator.
   std::string sync_host;
   absl::Duration start_timeout = absl::Minutes(10);  // until the first generation forms
   absl::Duration heartbeat = absl::Seconds(1);

@@ -27,6 +27,7 @@ struct ncclConfig_t {
 using ncclComm_t = struct ncclComm*;
 
 const char* ncclGetErrorString(ncclResult_t result);
+ncclResult_t ncclGetVersion(int* version);
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id);
 // Only where `config` says that it does not block.
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclConfig_t* config);
