@@ -97,6 +97,7 @@ struct Metrics::Series {
   Counter* lost_generations;
   Counter* synced_bytes;
 
+  prometheus::Family<Gauge>* certificate_expiry;
   prometheus::Family<Counter>* failures;
   prometheus::Family<Counter>* rpcs_started;
   prometheus::Family<Counter>* rpcs_handled;
@@ -122,6 +123,8 @@ struct Metrics::Series {
     MakeStash();
     MakeSteps();
     MakeReplicas();
+    certificate_expiry = &Gauges("shardmlp_certificate_expiry_timestamp_seconds",
+                                 "When the server's TLS certificate ends; none without TLS.");
     failures = &Counters("shardmlp_failures_total", "Rpcs that failed, by reason.");
     rpcs_started = &Counters("grpc_server_started_total", "Rpcs started on the server.");
     rpcs_handled = &Counters("grpc_server_handled_total", "Rpcs completed on the server, whatever the outcome.");
@@ -233,6 +236,9 @@ void Metrics::ObserveStepPhase(StepPhase phase, absl::Duration duration) {
 void Metrics::CountRepeatedRows(int64_t rows) { series_->repeated_rows->Increment(static_cast<double>(rows)); }
 void Metrics::CountNonFinite() { series_->non_finite->Increment(); }
 void Metrics::SetStashBytes(int64_t bytes) { series_->stash_bytes->Set(static_cast<double>(bytes)); }
+void Metrics::SetCertificateExpiry(absl::Time time) {
+  series_->certificate_expiry->Add({}).Set(static_cast<double>(absl::ToUnixSeconds(time)));
+}
 void Metrics::CountTicket(TicketEvent event) { series_->tickets[Index(event)]->Increment(); }
 void Metrics::SetReplicas(int64_t generation, int64_t members) {
   series_->generation->Set(static_cast<double>(generation));

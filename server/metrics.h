@@ -66,6 +66,8 @@ class Metrics {
   void CountRepeatedRows(int64_t rows);
   void CountNonFinite();
   void SetStashBytes(int64_t bytes);
+  // When the server's certificate ends. The series is there from then on.
+  void SetCertificateExpiry(absl::Time time);
   void CountTicket(TicketEvent event);
 
   // Failed rpcs by their reason: one of kernels/status.h's names.
