@@ -14,7 +14,7 @@ constexpr absl::string_view kMetadataUrl = "shardmlp/metadata";
 constexpr char kUnit = '\x1f';
 constexpr char kRecord = '\x1e';
 
-constexpr std::array<absl::string_view, 49> kNames = {
+constexpr std::array<absl::string_view, 50> kNames = {
     "UNSPECIFIED",
     "INVALID_ARGUMENT",
     "INVALID_SHAPE",
@@ -64,8 +64,9 @@ constexpr std::array<absl::string_view, 49> kNames = {
     "REPLICA_CONFLICT",
     "INTERNAL",
     "UNREACHABLE",
+    "UNAUTHENTICATED",
 };
-static_assert(kNames.size() == static_cast<size_t>(Reason::kUnreachable) + 1);
+static_assert(kNames.size() == static_cast<size_t>(Reason::kUnauthenticated) + 1);
 
 }  // namespace
 

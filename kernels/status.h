@@ -67,6 +67,7 @@ enum class Reason {
   kReplicaConflict,  // a replica that differs from rank 0, or whose rank is taken
   kInternal,         // the server's own fault
   kUnreachable,      // client: no server within the retry budget
+  kUnauthenticated,  // a call without a token, or with one that the server doesn't have
 };
 
 // UPPER_SNAKE_CASE, without the k: "UNKNOWN_SESSION".

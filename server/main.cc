@@ -16,6 +16,7 @@
 #include "server/grpc_log.h"
 #include "server/log.h"
 #include "server/options.h"
+#include "server/options_check.h"
 #include "server/server.h"
 
 namespace shardmlp {
@@ -73,6 +74,15 @@ class Signals {
   absl::Notification stop_;
 };
 
+// What --check-config asks for, of options that do not contradict each other.
+int CheckConfig(const ServerOptions& options) {
+  for (const std::string& warning : Warnings(options)) std::cout << "warning: " << warning << "\n";
+  const std::vector<std::string> wrong = CheckFiles(options);
+  for (const std::string& finding : wrong) std::cerr << "shardmlp-server: " << finding << "\n";
+  if (wrong.empty()) std::cout << "the configuration is in order" << std::endl;
+  return wrong.empty() ? EXIT_SUCCESS : kBadFlags;
+}
+
 int Main(int argc, char** argv) {
   const std::vector<const char*> arguments(argv + 1, argv + argc);
   for (const absl::string_view argument : arguments) {
@@ -83,6 +93,7 @@ int Main(int argc, char** argv) {
   }
   const auto options = ParseOptions(arguments);
   if (!options.ok()) return Fail(options.status(), kBadFlags);
+  if (options->check_config) return CheckConfig(*options);
   SetOpenMpWaitPolicy(argv);
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);  // Debian's build checks at every lock
   StartLog(options->log);

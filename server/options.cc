@@ -19,7 +19,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "kernels/status.h"
-#include "server/rpc/listen_address.h"
+#include "server/options_check.h"
 #include "server/sync/replica_rank.h"
 
 namespace shardmlp {
@@ -76,6 +76,7 @@ class Flags {
     app_.footer("BYTES are 1048576, 512KiB, 256MiB or 4GiB; TIME is 500ms, 30s or 5m.");
     AddModel(options);
     AddService(options);
+    AddSecurity(options);
     AddResources(options);
     AddReplicas(options.replicas);
     AddChoice("--sum-by", options.sum_by, {{"auto", SumBy::kAuto}, {"gloo", SumBy::kGloo}, {"nccl", SumBy::kNccl}},
@@ -83,6 +84,8 @@ class Flags {
               "(default: auto).");
     AddTimes(options);
     AddLog(options.log);
+    AddSwitch("--check-config", options.check_config,
+              "Check the flags against each other, and the files that they name, say what is wrong, and end.");
   }
 
   CLI::App& app() { return app_; }
@@ -154,10 +157,24 @@ class Flags {
         ->delimiter(',')
         ->allow_extra_args(false)
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-    AddSwitch("--insecure-listen-anywhere", o.rpc.insecure_listen_anywhere,
-              "Allow addresses that are not loopback. There is no TLS and no password.");
     Add("--metrics-address", "ADDRESS", o.metrics_address,
         "Where Prometheus reads /metrics; empty for nowhere (default: 127.0.0.1:9464).");
+    Add("--health-listen", "ADDRESS", o.rpc.health_listen,
+        "host:port of gRPC health alone, in plaintext and on a thread of its own, for probes that know no TLS "
+        "(default: none).");
+  }
+
+  void AddSecurity(ServerOptions& o) {
+    Add("--tls-cert", "FILE", o.rpc.tls.cert,
+        "PEM: the server's certificate, and those between it and its CA. With it, every address but Unix sockets is "
+        "TLS. This and the files below are read again when they change.");
+    Add("--tls-key", "FILE", o.rpc.tls.key, "PEM: the certificate's key.");
+    Add("--tls-client-ca", "FILE", o.rpc.tls.ca, "PEM: clients need a certificate of one of these CAs.");
+    Add("--token-file", "FILE", o.rpc.token_file,
+        "A token a line: each rpc but health needs one of them, as \"authorization: Bearer TOKEN\".");
+    AddSwitch(
+        "--insecure-listen-anywhere", o.rpc.insecure_listen_anywhere,
+        "Allow addresses that are not loopback where TLS, or both --tls-client-ca and --token-file, are missing.");
   }
 
   void AddResources(ServerOptions& o) {
@@ -186,8 +203,10 @@ class Flags {
         "This server's among them, from 0 (default: the number at the end of the host's name, as a StatefulSet's pods "
         "have it).")
         ->check(CLI::Range(0, kMaxReplicas - 1).description(""));
-    Add("--coordinator", "ADDRESS", o.coordinator,
-        "host:port where rank 0 listens for the others; the same on all. There is no TLS and no password.");
+    Add("--coordinator", "ADDRESS", o.coordinator, "host:port where rank 0 listens for the others; the same on all.");
+    Add("--replica-ca", "FILE", o.tls.ca,
+        "PEM: CAs of the replicas' own certificates, --tls-cert: they meet over TLS, and need one. Sums are "
+        "plaintext.");
     AddChoice("--on-loss", o.on_loss, {{"wait", OnLoss::kWait}, {"continue", OnLoss::kContinue}},
               "After a loss, go on once all are there again, or with those that are left (rank 0's counts; default: "
               "wait).");
@@ -242,8 +261,11 @@ std::string HostName() {
   return gethostname(name, HOST_NAME_MAX) == 0 ? name : "";
 }
 
-// Fills in the rank.
-absl::Status CompleteReplicas(ReplicasOptions& replicas) {
+// Fills in the rank, and the certificate, which is the server's own.
+absl::Status CompleteReplicas(ServerOptions& options) {
+  ReplicasOptions& replicas = options.replicas;
+  replicas.tls.cert = options.rpc.tls.cert;
+  replicas.tls.key = options.rpc.tls.key;
   if (replicas.size == 1) {
     if (replicas.rank > 0 || !replicas.coordinator.empty() || replicas.on_loss != OnLoss::kWait) {
       return Invalid("--rank, --coordinator and --on-loss need --replicas above 1");
@@ -257,35 +279,6 @@ absl::Status CompleteReplicas(ReplicasOptions& replicas) {
   return absl::OkStatus();
 }
 
-absl::Status ValidateReplicas(const ServerOptions& options) {
-  const ReplicasOptions& replicas = options.replicas;
-  if (replicas.size == 1) return absl::OkStatus();
-  if (replicas.rank < 0 || replicas.rank >= replicas.size) {
-    return Invalid(
-        absl::StrCat("--rank=", replicas.rank, " is none of --replicas=", replicas.size, ", which count from 0"));
-  }
-  if (replicas.coordinator.empty()) {
-    return Invalid(absl::StrCat("--replicas=", replicas.size, " needs --coordinator: host:port of rank 0"));
-  }
-  if (options.engine.frozen) {
-    return Invalid(absl::StrCat("--replicas=", replicas.size,
-                                " and --frozen: a frozen server changes nothing; start any number of them without"));
-  }
-  if (options.sum_by == SumBy::kNccl && options.device.kind == DeviceKind::kCpu) {
-    return Invalid("--sum-by=nccl needs a GPU, got --device=cpu");
-  }
-  if (replicas.loss_timeout < 2 * replicas.heartbeat) {
-    return Invalid(absl::StrCat("--replica-timeout=", absl::FormatDuration(replicas.loss_timeout),
-                                " is below two of --replica-heartbeat=", absl::FormatDuration(replicas.heartbeat)));
-  }
-  // Else a seal would give up on a replica that is dead before anyone says so.
-  if (options.engine.seal_timeout <= replicas.loss_timeout) {
-    return Invalid(absl::StrCat("--seal-timeout=", absl::FormatDuration(options.engine.seal_timeout),
-                                " is not above --replica-timeout=", absl::FormatDuration(replicas.loss_timeout)));
-  }
-  return Annotate(Validate(replicas), "--replicas and its like");
-}
-
 }  // namespace
 
 absl::StatusOr<ServerOptions> ParseOptions(absl::Span<const char* const> arguments) {
@@ -297,36 +290,15 @@ absl::StatusOr<ServerOptions> ParseOptions(absl::Span<const char* const> argumen
   } catch (const CLI::ParseError& error) {
     return Invalid(absl::StrCat(error.what(), "; --help lists all flags"));
   }
-  SHARDMLP_RETURN_IF_ERROR(CompleteReplicas(options.replicas));
+  SHARDMLP_RETURN_IF_ERROR(CompleteReplicas(options));
   SHARDMLP_RETURN_IF_ERROR(Validate(options));
   return options;
 }
 
 absl::Status Validate(const ServerOptions& options) {
-  if (options.model_path.empty()) return Invalid("--model is missing: the folder of the model to serve");
-  for (const std::string& address : options.rpc.listen) {
-    SHARDMLP_RETURN_IF_ERROR(CheckListenAddress(address, options.rpc.insecure_listen_anywhere));
-  }
-  if (!options.metrics_address.empty()) {
-    SHARDMLP_RETURN_IF_ERROR(CheckListenAddress(options.metrics_address, options.rpc.insecure_listen_anywhere));
-  }
-  if (!options.restore.empty() && options.checkpoint_dir.empty()) {
-    return Invalid(absl::StrCat("--restore=", options.restore, " needs --checkpoint-dir"));
-  }
-  for (const auto& [flag, count] : {std::pair("--max-calls", options.engine.max_call_count),
-                                    std::pair("--max-sessions", options.engine.max_session_count)}) {
-    if (options.engine.ReadersShare(count) > 0) continue;
-    return Invalid(
-        absl::StrCat(flag, "=", count, " leaves readers none, who have half: 2 or more were expected, or --frozen"));
-  }
-  if (options.device.tf32 && options.device.kind == DeviceKind::kCpu)
-    return Invalid("--tf32 needs a GPU, got --device=cpu");
-  // Else a seal would give up on a trainer that is dead before its lease says so.
-  if (options.engine.seal_timeout < options.engine.lease) {
-    return Invalid(absl::StrCat("--seal-timeout=", absl::FormatDuration(options.engine.seal_timeout),
-                                " is below --lease=", absl::FormatDuration(options.engine.lease)));
-  }
-  return ValidateReplicas(options);
+  const std::vector<std::string> contradictions = Contradictions(options);
+  if (contradictions.empty()) return absl::OkStatus();
+  return Invalid(absl::StrJoin(contradictions, "; "));
 }
 
 std::string Usage() {

@@ -36,6 +36,7 @@ struct ServerOptions {
   std::string restore;                               // at start; empty: nothing; "latest": the latest, if there is one
   absl::Duration drain_timeout = absl::Seconds(25);  // from SIGTERM to cancelling what is still open
   LogOptions log;
+  bool check_config = false;  // do no more than check these
 };
 
 // Reads `--name=value`, `--name value` and, for switches, `--name`; the last of a flag's repeats counts.
@@ -44,7 +45,7 @@ struct ServerOptions {
 // "--help" is the caller's to look for.
 absl::StatusOr<ServerOptions> ParseOptions(absl::Span<const char* const> arguments);
 
-// INVALID_ARGUMENT, naming the flags and their values.
+// INVALID_ARGUMENT, naming all flags that contradict each other, with their values.
 absl::Status Validate(const ServerOptions& options);
 
 // What --help prints.

@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "kernels/status.h"
 #include "server/log.h"
+#include "server/options_check.h"
 #include "server/rpc/listen_address.h"
 #include "server/sync/nccl_group.h"
 #include "server/sync/rendezvous/replicas_options.h"
@@ -25,6 +26,7 @@ constexpr absl::string_view kLatest = "latest";
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, std::ostream& out) {
+  for (const std::string& warning : Warnings(options)) LogWarning("options", {{"warning", warning}});
   auto server = std::make_unique<Server>(options);
   SHARDMLP_RETURN_IF_ERROR(server->Listen(out));
   SHARDMLP_RETURN_IF_ERROR(server->Load(out));
@@ -37,6 +39,7 @@ Server::~Server() { Shutdown(); }
 
 absl::Status Server::Listen(std::ostream& out) {
   SHARDMLP_ASSIGN_OR_RETURN(rpc_, RpcServer::Listen(options_.rpc, metrics_));
+  if (!rpc_->health_address().empty()) out << "health on " << rpc_->health_address() << std::endl;
   if (options_.metrics_address.empty()) return absl::OkStatus();
   SHARDMLP_ASSIGN_OR_RETURN(const int port, metrics_.Expose(options_.metrics_address));
   out << "metrics on http://" << WithBoundPort(options_.metrics_address, port) << "/metrics" << std::endl;
@@ -45,6 +48,7 @@ absl::Status Server::Listen(std::ostream& out) {
 
 absl::Status Server::Load(std::ostream& out) {
   SHARDMLP_ASSIGN_OR_RETURN(const auto folder, ModelFolder::Open(options_.model_path, options_.model));
+  SHARDMLP_RETURN_IF_ERROR(CheckMessages(folder->spec(), options_.rpc.limits));
   SHARDMLP_ASSIGN_OR_RETURN(auto backend, OpenDevice(options_.device));
   SHARDMLP_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(folder->spec(), options_.engine, backend->device()));
   out << backend->device().name << "\n" << plan.ToString() << std::flush;
@@ -101,7 +105,15 @@ absl::StatusOr<ReplicasOptions> Server::ReplicasOf(const ModelSpec& model) const
 }
 
 absl::Status Server::Run(const absl::Notification& stop) {
+  absl::Status files;  // as they were found last
   while (!stop.WaitForNotificationWithTimeout(kHealthInterval)) {
+    if (const absl::Status found = rpc_->Refresh(); found != std::exchange(files, found)) {
+      if (found.ok()) {
+        LogInfo("certificates and tokens are in order again");
+      } else {
+        LogWarning("certificates or tokens are not in order", {{"why", std::string(found.message())}});
+      }
+    }
     if (absl::Status health = engine_->health(); !health.ok()) {
       rpc_->SetHealth(false);
       return health;

@@ -34,6 +34,15 @@ void AddConnectionFlags(CLI::App& app, CommandLine& line) {
   };
   app.add_option_function<std::string>("--connect-timeout", set_timeout, "How long to try to reach it (default: 10s).")
       ->type_name("TIME");
+  ClientCredentials& files = line.credentials;
+  const auto add = [&app](const char* name, const char* variable, const char* value, std::string& field,
+                          const char* help) { app.add_option(name, field, help)->envname(variable)->type_name(value); };
+  add("--tls-ca", "SHARDMLP_TLS_CA", "FILE", files.ca_file, "PEM: the CA of the server's certificate; turns TLS on.");
+  add("--tls-cert", "SHARDMLP_TLS_CERT", "FILE", files.cert_file, "PEM: a certificate of your own, if it wants one.");
+  add("--tls-key", "SHARDMLP_TLS_KEY", "FILE", files.key_file, "PEM: the certificate's key.");
+  add("--tls-server-name", "SHARDMLP_TLS_SERVER_NAME", "NAME", files.server_name,
+      "What its certificate names, if not the target's host.");
+  add("--token-file", "SHARDMLP_TOKEN_FILE", "FILE", files.token_file, "Its first line goes with every call.");
 }
 
 void AddInfoFlags(CLI::App& app, CommandLine& line) {

@@ -7,12 +7,14 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "client/cpp/options.h"
 
 namespace shardmlp {
 
 struct CommandLine {
   std::string target = "localhost:50051";  // host:port or unix:/path
   absl::Duration connect_timeout = absl::Seconds(10);
+  ClientCredentials credentials;
   bool json = false;              // info
   std::string layers;             // verify: as SelectLayers takes them
   int64_t rows = 16;              // verify: a layer

@@ -34,6 +34,7 @@ int RunVerify(Client& client, const CommandLine& line) {
 int Run(const CommandLine& line) {
   ClientOptions options;
   options.connect_timeout = line.connect_timeout;
+  options.credentials = line.credentials;
   const absl::StatusOr<std::unique_ptr<Client>> client = Client::Connect(line.target, options);
   if (!client.ok()) return Report(client.status());
   if (line.command == "verify") return RunVerify(**client, line);

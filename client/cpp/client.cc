@@ -57,6 +57,12 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
                  absl::StrCat("connecting to \"", target, "\" over ", options.connections,
                               " connections, expected host:port or unix:/path, and at least 1"));
   }
+  const ClientCredentials& credentials = options.credentials;
+  if (credentials.cert_file.empty() != credentials.key_file.empty() ||
+      (credentials.ca_file.empty() && !(credentials.cert_file + credentials.server_name).empty())) {
+    return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
+                 "a certificate goes with its key, and both, as a server's name, with a CA");
+  }
   auto connections = std::make_unique<Connections>(target, options);
   RetryOptions retry = options.retry;
   retry.budget = options.connect_timeout;

@@ -29,7 +29,7 @@ namespace shardmlp {
 
 class Client {
  public:
-  // `target`: "host:port" or "unix:/path". Reads the model once, which also proves the connection.
+  // `target`: "host:port" or "unix:/path". Reads the model once, which also proves the connection and the credentials.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& target, const ClientOptions& options = {});
   // Private to Connect.
   Client(std::unique_ptr<Connections> connections, ServedModel model);

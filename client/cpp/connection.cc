@@ -18,6 +18,7 @@
 #include "absl/strings/strip.h"
 #include "kernels/status.h"
 #include "proto/http2.h"
+#include "proto/tls.h"
 
 namespace shardmlp {
 namespace {
@@ -61,11 +62,25 @@ absl::StatusOr<SocketDescriptor> ConnectUnixSocket(const std::string& path) {
   return socket;
 }
 
+// Over TCP.
+absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const std::string& target, const ClientOptions& options) {
+  const ClientCredentials& files = options.credentials;
+  grpc::ChannelArguments arguments = Arguments(options);
+  if (files.ca_file.empty()) {
+    return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
+  }
+  SHARDMLP_ASSIGN_OR_RETURN(
+      const auto credentials,
+      TlsChannelCredentials({.cert = files.cert_file, .key = files.key_file, .ca = files.ca_file}));
+  if (!files.server_name.empty()) arguments.SetSslTargetNameOverride(files.server_name);
+  return grpc::CreateCustomChannel(target, credentials, arguments);
+}
+
 absl::StatusOr<std::shared_ptr<Connection>> Open(const std::string& target, const ClientOptions& options) {
   absl::string_view path = target;
   if (!absl::ConsumePrefix(&path, "unix:")) {
-    return std::make_shared<Connection>(
-        grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), Arguments(options)), SocketDescriptor());
+    SHARDMLP_ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, OpenChannel(target, options));
+    return std::make_shared<Connection>(std::move(channel), SocketDescriptor(), options.credentials.token_file);
   }
   // "unix:/path" and "unix:///path" are the same.
   absl::ConsumePrefix(&path, "//");
@@ -73,7 +88,8 @@ absl::StatusOr<std::shared_ptr<Connection>> Open(const std::string& target, cons
   SocketDescriptor ours(fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
   if (ours.get() < 0) return Unconnected(std::string(path));
   return std::make_shared<Connection>(
-      grpc::CreateCustomInsecureChannelFromFd("localhost", socket.Release(), Arguments(options)), std::move(ours));
+      grpc::CreateCustomInsecureChannelFromFd("localhost", socket.Release(), Arguments(options)), std::move(ours),
+      options.credentials.token_file);
 }
 
 }  // namespace
@@ -91,8 +107,9 @@ SocketDescriptor::~SocketDescriptor() {
 
 int SocketDescriptor::Release() { return std::exchange(fd_, -1); }
 
-Connection::Connection(std::shared_ptr<grpc::Channel> channel, SocketDescriptor socket)
+Connection::Connection(std::shared_ptr<grpc::Channel> channel, SocketDescriptor socket, std::string token_file)
     : socket_(std::move(socket)),
+      token_file_(std::move(token_file)),
       stubs_(v1::Training::NewStub(channel), v1::Model::NewStub(channel),
              std::make_unique<grpc::GenericStub>(channel)) {}
 

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "client/cpp/options.h"
+#include "client/cpp/token.h"
 #include "shardmlp/v1/model.grpc.pb.h"
 #include "shardmlp/v1/training.grpc.pb.h"
 
@@ -40,7 +41,10 @@ class SocketDescriptor {
 class Connection {
  public:
   // `socket`: the connected socket that `channel` runs over, where the channel was made from one.
-  Connection(std::shared_ptr<grpc::Channel> channel, SocketDescriptor socket);
+  Connection(std::shared_ptr<grpc::Channel> channel, SocketDescriptor socket, std::string token_file);
+
+  // To be called once for each call, ahead of its start; fails where the client's token can't be read.
+  absl::Status Authorize(grpc::ClientContext& context) { return AddToken(token_file_, context); }
 
   // Stub: v1::Training::Stub, v1::Model::Stub or grpc::GenericStub.
   template <typename Stub>
@@ -65,6 +69,7 @@ class Connection {
 
  private:
   SocketDescriptor socket_;
+  const std::string token_file_;
   std::tuple<std::unique_ptr<v1::Training::Stub>, std::unique_ptr<v1::Model::Stub>, std::unique_ptr<grpc::GenericStub>>
       stubs_;
 };
@@ -77,7 +82,8 @@ class Connections {
   const std::string& target() const { return target_; }
   const ClientOptions& options() const { return options_; }
 
-  // UNAVAILABLE where a Unix socket can't be connected; a TCP connection fails in the call.
+  // UNAVAILABLE where a Unix socket can't be connected, INVALID_ARGUMENT where a file of the credentials is wrong; a
+  // TCP connection fails in the call.
   absl::StatusOr<std::shared_ptr<Connection>> Next() ABSL_LOCKS_EXCLUDED(mutex_);
   // Has another connection made in place of `connection` when its turn comes. Repeats do nothing.
   void Replace(const std::shared_ptr<Connection>& connection) ABSL_LOCKS_EXCLUDED(mutex_);

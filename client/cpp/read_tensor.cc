@@ -80,6 +80,7 @@ absl::StatusOr<int64_t> ReadTensorOnce(Connections& connections, const std::stri
   request.set_name(name);
   CallWatch watch;
   TensorStream stream(to, watch);
+  SHARDMLP_RETURN_IF_ERROR(connection->Authorize(stream.context()));
   stream.Start(connection->stub<v1::Model::Stub>(), request);
   const ClientOptions& options = connections.options();
   absl::Status status = watch.Await(stream.context(), *connection, options.stall_timeout, options.interrupted);

@@ -4,8 +4,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/cpp/tls_problem.h"
 
 namespace shardmlp {
+namespace {
+
+constexpr absl::Duration kTlsTimeout = absl::Seconds(1);
+
+}  // namespace
 
 absl::Status Interrupted() { return Error(absl::StatusCode::kCancelled, Reason::kCancelled, "interrupted"); }
 
@@ -36,11 +42,16 @@ absl::Status Retries::AfterFailure(const absl::Status& failure) {
       options_.initial_backoff * static_cast<double>(int64_t{1} << std::min(tries_ - 1, 30)), options_.max_backoff);
   const absl::Duration backoff = longest * absl::Uniform(random_, 0.5, 1.0);
   if (now + backoff > first_failure_ + options_.budget) {
+    std::string tls;
+    if (IsConnectionLost(failure)) {
+      tls = TlsProblem(connections_.target(), connections_.options().credentials, kTlsTimeout);
+    }
     return Error(
         absl::StatusCode::kUnavailable, Reason::kUnreachable,
         absl::StrCat(call_, ": gave up on ", connections_.target(), " after ", tries_, tries_ == 1 ? " try" : " tries",
                      " in ", absl::FormatDuration(absl::Trunc(now - first_failure_, absl::Milliseconds(1))),
-                     "; the last failure: ", failure.ToString(absl::StatusToStringMode::kWithNoExtraData)),
+                     "; the last failure: ", failure.ToString(absl::StatusToStringMode::kWithNoExtraData),
+                     tls.empty() ? "" : "; TLS: ", tls),
         {{"target", connections_.target()},
          {"tries", absl::StrCat(tries_)},
          {"last", std::string(Name(ReasonOf(failure)))}});

@@ -234,6 +234,7 @@ absl::StatusOr<std::string> RunStream(Connection& connection, const ShardCall& c
     return call.hooks.output_arrived ? call.hooks.output_arrived(stream.arrived()) : absl::OkStatus();
   };
   SHARDMLP_RETURN_IF_ERROR(output_arrived());  // none yet
+  SHARDMLP_RETURN_IF_ERROR(connection.Authorize(stream.context()));
   stream.Start(connection.stub<grpc::GenericStub>());
   if (call.hooks.await_inputs) {
     const absl::Status released = ReleaseRows(call, stream);

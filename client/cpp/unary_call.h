@@ -33,6 +33,7 @@ absl::StatusOr<Response> CallOnce(Connections& connections, grpc::ClientContext&
                                   UnaryMethod<Async, Request, Response> method, const Request& request,
                                   absl::Duration timeout, const std::function<bool()>& interrupted) {
   SHARDMLP_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, connections.Next());
+  if (absl::Status status = connection->Authorize(context); !status.ok()) return Annotate(status, call);
   context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
   Response response;
   CallWatch watch;

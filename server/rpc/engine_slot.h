@@ -1,5 +1,8 @@
-// Where the services find the engine: empty while the model loads, so that the port answers health from the start.
+// Where the services find the engine: empty while the model loads, so that the port answers health from the start, and
+// closed to calls that may not come in. There is no other way to it.
 #pragma once
+
+#include <grpcpp/server_context.h>
 
 #include <atomic>
 
@@ -7,22 +10,28 @@
 #include "absl/status/statusor.h"
 #include "kernels/status.h"
 #include "server/engine/engine.h"
+#include "server/rpc/tokens.h"
 
 namespace shardmlp {
 
-// Thread-safe. Does not own the engine, which must stay until the services are shut down.
+// Thread-safe. Owns neither: the engine must stay until the services are shut down.
 class EngineSlot {
  public:
+  // `tokens`: one of which each call needs; null: none.
+  explicit EngineSlot(const Tokens* tokens) : tokens_(tokens) {}
+
   void Set(Engine& engine) { engine_.store(&engine, std::memory_order_release); }
 
-  // UNAVAILABLE (LOADING) until set.
-  absl::StatusOr<Engine*> Get() const {
+  // For the call of `context`. UNAUTHENTICATED (UNAUTHENTICATED) without a token; UNAVAILABLE (LOADING) until set.
+  absl::StatusOr<Engine*> Get(const grpc::CallbackServerContext& context) const {
+    if (tokens_ != nullptr) SHARDMLP_RETURN_IF_ERROR(tokens_->Check(context.client_metadata()));
     Engine* engine = engine_.load(std::memory_order_acquire);
     if (engine != nullptr) return engine;
     return Error(absl::StatusCode::kUnavailable, Reason::kLoading, "the server is still loading its model");
   }
 
  private:
+  const Tokens* const tokens_;
   std::atomic<Engine*> engine_ = nullptr;
 };
 

@@ -20,22 +20,22 @@ namespace {
 
 constexpr int kMaxPort = 65535;
 
-bool IsUnix(absl::string_view address) {
+}  // namespace
+
+bool IsUnixSocket(absl::string_view address) {
   return absl::StartsWith(address, "unix:") || absl::StartsWith(address, "unix-abstract:");
 }
 
-// A name that only starts like an address could resolve to anything.
-bool IsLoopback(absl::string_view host) {
-  in_addr address = {};
-  if (inet_pton(AF_INET, std::string(host).c_str(), &address) == 1)
-    return ntohl(address.s_addr) >> 24 == IN_LOOPBACKNET;
+bool IsLoopback(absl::string_view address) {
+  const absl::string_view host = address.substr(0, address.rfind(':'));
+  in_addr number = {};
+  // A name that only starts like an address could resolve to anything.
+  if (inet_pton(AF_INET, std::string(host).c_str(), &number) == 1) return ntohl(number.s_addr) >> 24 == IN_LOOPBACKNET;
   return host == "localhost" || host == "[::1]";
 }
 
-}  // namespace
-
 absl::Status CheckListenAddress(absl::string_view address, bool anywhere) {
-  if (IsUnix(address)) return absl::OkStatus();
+  if (IsUnixSocket(address)) return absl::OkStatus();
   const size_t colon = address.rfind(':');
   int port = 0;
   if (colon == absl::string_view::npos || colon == 0 || !absl::SimpleAtoi(address.substr(colon + 1), &port) ||
@@ -43,11 +43,11 @@ absl::Status CheckListenAddress(absl::string_view address, bool anywhere) {
     return absl::InvalidArgumentError(
         absl::StrCat("address is \"", address, "\", expected host:port, [ipv6]:port or unix:/path"));
   }
-  const absl::string_view host = address.substr(0, colon);
-  if (anywhere || IsLoopback(host)) return absl::OkStatus();
+  if (anywhere || IsLoopback(address)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("address \"", address, "\" is not loopback: anyone who reaches it could read and change the ",
-                   "weights, without TLS. Say --insecure-listen-anywhere where the network keeps others out"));
+                   "weights. Give --tls-cert and --tls-key, with --tls-client-ca or --token-file; or say ",
+                   "--insecure-listen-anywhere where the network keeps others out"));
 }
 
 absl::Status CheckNotTaken(absl::string_view address) {
@@ -68,7 +68,7 @@ absl::Status CheckNotTaken(absl::string_view address) {
 }
 
 std::string WithBoundPort(absl::string_view address, int port) {
-  if (IsUnix(address)) return std::string(address);
+  if (IsUnixSocket(address)) return std::string(address);
   return absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
 }
 

@@ -8,8 +8,13 @@
 
 namespace shardmlp {
 
+// "unix:/path" and "unix-abstract:name".
+bool IsUnixSocket(absl::string_view address);
+// "host:port" of this machine alone.
+bool IsLoopback(absl::string_view address);
+
 // Takes "host:port", "[ipv6]:port", "unix:/path" and "unix-abstract:name". INVALID_ARGUMENT for anything else, and,
-// unless `anywhere`, for a host that other machines can reach: whoever connects is served, without TLS.
+// unless `anywhere`, for a host that other machines can reach.
 absl::Status CheckListenAddress(absl::string_view address, bool anywhere);
 
 // UNAVAILABLE where `address` is a Unix socket on which somebody listens. gRPC would replace its file, as it does that

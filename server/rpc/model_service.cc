@@ -23,11 +23,11 @@ RpcMetrics& ModelService::Method(const char* name, RpcKind kind) {
   return metrics_.ForMethod(v1::Model::service_full_name(), name, kind);
 }
 
-grpc::ServerUnaryReactor* ModelService::GetModel(grpc::CallbackServerContext* /*context*/,
+grpc::ServerUnaryReactor* ModelService::GetModel(grpc::CallbackServerContext* context,
                                                  const v1::GetModelRequest* request, v1::GetModelResponse* response) {
   const UnaryReply reply(metrics_, get_model_);
   return AnswerLater(reply, [&]() -> absl::Status {
-    SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get());
+    SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get(*context));
     Fill(*engine, *response);
     response->mutable_limits()->set_max_message_bytes(limits_.max_message_bytes);
     response->mutable_limits()->set_preferred_shard_bytes(limits_.preferred_shard_bytes);
@@ -52,12 +52,12 @@ grpc::ServerWriteReactor<v1::ReadTensorResponse>* ModelService::ReadTensor(grpc:
                              context);
 }
 
-grpc::ServerUnaryReactor* ModelService::SaveCheckpoint(grpc::CallbackServerContext* /*context*/,
+grpc::ServerUnaryReactor* ModelService::SaveCheckpoint(grpc::CallbackServerContext* context,
                                                        const v1::SaveCheckpointRequest* request,
                                                        v1::SaveCheckpointResponse* response) {
   const UnaryReply reply(metrics_, save_checkpoint_);
   return AnswerLater(reply, [&]() -> absl::Status {
-    SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get());
+    SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get(*context));
     engine->SaveCheckpoint(request->name(), reply.FinishWith<CheckpointInfo>([=](const auto& checkpoint) {
       Fill(checkpoint, *response->mutable_checkpoint());
     }));
@@ -65,12 +65,12 @@ grpc::ServerUnaryReactor* ModelService::SaveCheckpoint(grpc::CallbackServerConte
   });
 }
 
-grpc::ServerUnaryReactor* ModelService::RestoreCheckpoint(grpc::CallbackServerContext* /*context*/,
+grpc::ServerUnaryReactor* ModelService::RestoreCheckpoint(grpc::CallbackServerContext* context,
                                                           const v1::RestoreCheckpointRequest* request,
                                                           v1::RestoreCheckpointResponse* response) {
   const UnaryReply reply(metrics_, restore_checkpoint_);
   return AnswerLater(reply, [&]() -> absl::Status {
-    SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get());
+    SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get(*context));
     engine->RestoreCheckpoint(request->name(), reply.FinishWith<StepPosition>([=](const auto& position) {
       Fill(position, *response->mutable_position());
     }));
@@ -78,12 +78,12 @@ grpc::ServerUnaryReactor* ModelService::RestoreCheckpoint(grpc::CallbackServerCo
   });
 }
 
-grpc::ServerUnaryReactor* ModelService::ListCheckpoints(grpc::CallbackServerContext* /*context*/,
+grpc::ServerUnaryReactor* ModelService::ListCheckpoints(grpc::CallbackServerContext* context,
                                                         const v1::ListCheckpointsRequest* /*request*/,
                                                         v1::ListCheckpointsResponse* response) {
   const UnaryReply reply(metrics_, list_checkpoints_);
   return AnswerLater(reply, [&]() -> absl::Status {
-    SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get());
+    SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get(*context));
     engine->ListCheckpoints(reply.FinishWith<std::vector<CheckpointInfo>>([=](const auto& checkpoints) {
       for (const CheckpointInfo& checkpoint : checkpoints) Fill(checkpoint, *response->add_checkpoints());
     }));
@@ -91,12 +91,12 @@ grpc::ServerUnaryReactor* ModelService::ListCheckpoints(grpc::CallbackServerCont
   });
 }
 
-grpc::ServerUnaryReactor* ModelService::DeleteCheckpoint(grpc::CallbackServerContext* /*context*/,
+grpc::ServerUnaryReactor* ModelService::DeleteCheckpoint(grpc::CallbackServerContext* context,
                                                          const v1::DeleteCheckpointRequest* request,
                                                          v1::DeleteCheckpointResponse* response) {
   const UnaryReply reply(metrics_, delete_checkpoint_);
   return AnswerLater(reply, [&]() -> absl::Status {
-    SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get());
+    SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get(*context));
     engine->DeleteCheckpoint(request->name(), reply.FinishWith<CheckpointInfo>([=](const auto& checkpoint) {
       Fill(checkpoint, *response->mutable_checkpoint());
     }));

@@ -8,10 +8,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "kernels/status.h"
+#include "server/rpc/builder_options.h"
 #include "server/rpc/compute_service.h"
 #include "server/rpc/listen_address.h"
 #include "server/rpc/model_service.h"
+#include "server/rpc/service_names.h"
 #include "server/rpc/training_service.h"
 #include "server/rpc/transport.h"
 
@@ -22,7 +25,12 @@ constexpr absl::Duration kLoanTimeout = absl::Seconds(5);
 
 }  // namespace
 
-RpcServer::RpcServer(const RpcServerOptions& options, Metrics& metrics) : streams_(options.stall_timeout) {
+RpcServer::RpcServer(const RpcServerOptions& options, Metrics& metrics)
+    : options_(options),
+      metrics_(metrics),
+      tokens_(options.token_file.empty() ? nullptr : std::make_unique<Tokens>(options.token_file)),
+      engine_(tokens_.get()),
+      streams_(options.stall_timeout) {
   metrics.ExpectFailures(ReasonNames());
   const ShardStreamContext context = {engine_, options.limits, streams_, metrics};
   services_.push_back(std::make_unique<ComputeService>(context));
@@ -32,27 +40,51 @@ RpcServer::RpcServer(const RpcServerOptions& options, Metrics& metrics) : stream
 
 absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Listen(const RpcServerOptions& options, Metrics& metrics) {
   for (const std::string& address : options.listen) {
-    SHARDMLP_RETURN_IF_ERROR(CheckListenAddress(address, options.insecure_listen_anywhere));
+    SHARDMLP_RETURN_IF_ERROR(CheckListenAddress(address, options.secure() || options.insecure_listen_anywhere));
     SHARDMLP_RETURN_IF_ERROR(CheckNotTaken(address));
   }
+  auto server = std::make_unique<RpcServer>(options, metrics);
+  SHARDMLP_RETURN_IF_ERROR(server->Refresh());
+  if (!options.health_listen.empty()) {
+    SHARDMLP_ASSIGN_OR_RETURN(server->health_, HealthEndpoint::Listen(options.health_listen));
+  }
+  SHARDMLP_RETURN_IF_ERROR(server->Start());
+  return server;
+}
+
+absl::Status RpcServer::Start() {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-  auto server = std::make_unique<RpcServer>(options, metrics);
   grpc::ServerBuilder builder;
-  SetTransport(options.limits, server->quota_, builder);
-  std::vector<int> ports(options.listen.size());
+  SetTransport(options_.limits, quota_, builder);
+  if (tokens_ != nullptr) builder.SetOption(std::make_unique<WithoutReflection>());
+  const auto plaintext = grpc::InsecureServerCredentials();
+  const auto tls = options_.tls.cert.empty() ? plaintext : TlsServerCredentials(options_.tls);
+  std::vector<int> ports(options_.listen.size());
   for (size_t i = 0; i < ports.size(); ++i) {
-    builder.AddListeningPort(options.listen[i], grpc::InsecureServerCredentials(), &ports[i]);
+    builder.AddListeningPort(options_.listen[i], IsUnixSocket(options_.listen[i]) ? plaintext : tls, &ports[i]);
   }
-  for (const auto& service : server->services_) builder.RegisterService(service.get());
-  server->server_ = builder.BuildAndStart();
+  for (const auto& service : services_) builder.RegisterService(service.get());
+  server_ = builder.BuildAndStart();
   for (size_t i = 0; i < ports.size(); ++i) {
-    if (ports[i] <= 0) return absl::UnavailableError(absl::StrCat("can't listen on ", options.listen[i]));
-    server->addresses_.push_back(WithBoundPort(options.listen[i], ports[i]));
+    if (ports[i] <= 0) return absl::UnavailableError(absl::StrCat("can't listen on ", options_.listen[i]));
+    addresses_.push_back(WithBoundPort(options_.listen[i], ports[i]));
   }
-  if (server->server_ == nullptr) return absl::InternalError("gRPC did not start");
-  server->SetHealth(false);
-  return server;
+  if (server_ == nullptr) return absl::InternalError("gRPC did not start");
+  SetHealth(false);
+  return absl::OkStatus();
+}
+
+absl::Status RpcServer::Refresh() {
+  absl::Status status;
+  if (tokens_ != nullptr) status = tokens_->Read();
+  if (options_.tls.cert.empty()) return status;
+  const absl::StatusOr<Validity> validity = ReadTlsFiles(options_.tls);
+  status.Update(validity.status());
+  if (!validity.ok()) return status;
+  metrics_.SetCertificateExpiry(validity->end);
+  status.Update(CheckValid(*validity, options_.tls.cert, absl::Now()));
+  return status;
 }
 
 RpcServer::~RpcServer() {
@@ -68,10 +100,8 @@ void RpcServer::Serve(Engine& engine) {
 void RpcServer::SetHealth(bool serving) {
   grpc::HealthCheckServiceInterface& health = *server_->GetHealthCheckService();
   health.SetServingStatus(serving);
-  for (const char* service :
-       {v1::Compute::service_full_name(), v1::Training::service_full_name(), v1::Model::service_full_name()}) {
-    health.SetServingStatus(service, serving);
-  }
+  for (const char* service : kServiceNames) health.SetServingStatus(service, serving);
+  if (health_ != nullptr) health_->Set(serving);
 }
 
 void RpcServer::Shutdown(const absl::Status& status, absl::Time deadline) {

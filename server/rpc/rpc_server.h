@@ -12,18 +12,27 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "proto/tls.h"
 #include "server/metrics.h"
 #include "server/rpc/engine_slot.h"
+#include "server/rpc/health_endpoint.h"
 #include "server/rpc/message_limits.h"
 #include "server/rpc/open_streams.h"
+#include "server/rpc/tokens.h"
 
 namespace shardmlp {
 
 struct RpcServerOptions {
   std::vector<std::string> listen = {"127.0.0.1:50051"};  // as CheckListenAddress takes them; port 0 takes a free one
-  bool insecure_listen_anywhere = false;                  // addresses that are not loopback
+  bool insecure_listen_anywhere = false;                  // addresses that are not loopback, without TLS
+  TlsFiles tls = {};          // of all addresses but Unix sockets; no cert: plaintext; a ca: clients need a certificate
+  std::string token_file;     // who may call; empty: everybody
+  std::string health_listen;  // host:port of a plaintext server of health alone; empty: none
   MessageLimits limits = {};
   absl::Duration stall_timeout = absl::Seconds(60);  // how long a call may wait for its client
+
+  // Whether clients are known, and nobody else can read or change what goes over the network.
+  bool secure() const { return !tls.cert.empty() && (!tls.ca.empty() || !token_file.empty()); }
 };
 
 // Thread-safe, but for the destructor.
@@ -39,11 +48,16 @@ class RpcServer {
 
   // As listened on, with the ports that were bound.
   const std::vector<std::string>& addresses() const { return addresses_; }
+  // Empty where there is no such server.
+  std::string health_address() const { return health_ == nullptr ? "" : health_->address(); }
   // Serves `engine`, which must outlive the server.
   void Serve(Engine& engine);
   // Messages under way may take `bytes` of all connections together; no bound until this is called. Beyond it gRPC ends
   // whichever streams and connections it likes, so it is there to keep the process alive and not for daily use.
   void BoundMessages(int64_t bytes) { quota_.Resize(static_cast<size_t>(bytes)); }
+  // For about once a second: reads tokens and certificates again, and says how long the certificate is valid, in the
+  // metrics too. INVALID_ARGUMENT, naming the file, where something is wrong with one; what was read before stays.
+  absl::Status Refresh();
   // What health answers.
   void SetHealth(bool serving);
   // Waits until no stream is open; false where some are at `deadline`.
@@ -53,12 +67,18 @@ class RpcServer {
   void Shutdown(const absl::Status& status, absl::Time deadline);
 
  private:
+  absl::Status Start();
+
+  const RpcServerOptions options_;
+  Metrics& metrics_;
+  const std::unique_ptr<Tokens> tokens_;  // null: everybody may call
   EngineSlot engine_;
   grpc::ResourceQuota quota_{"shardmlp"};
   std::vector<std::unique_ptr<grpc::Service>> services_;
   // Behind the services: its thread may be about to drive a stream of theirs that has ended.
   OpenStreams streams_;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<HealthEndpoint> health_;  // null: none
   std::vector<std::string> addresses_;
 };
 

@@ -78,7 +78,7 @@ void ShardReceiver::Cancel() {
 }
 
 absl::Status ShardReceiver::Start(const std::string& header) {
-  SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get());
+  SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_);
   SHARDMLP_ASSIGN_OR_RETURN(const CallHeader spec, ReadCallHeader(pass_, header));
   ids_ = std::visit(
       [](const auto& call) {

@@ -12,23 +12,25 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/wire.h"
 #include "server/engine/call.h"
+#include "server/engine/engine.h"
 #include "server/log.h"
 #include "server/metrics.h"
-#include "server/rpc/engine_slot.h"
 
 namespace shardmlp {
 
 // For one thread at a time. After a failure only Cancel and the destructor may be called.
 class ShardReceiver {
  public:
-  // `engine` and `sink` must outlive the call: until the sink's OnFinished, or Cancel.
-  ShardReceiver(const EngineSlot& engine, Pass pass, int64_t max_message_bytes, CallSink& sink)
-      : engine_(engine), pass_(pass), max_message_bytes_(max_message_bytes), sink_(sink) {}
+  // `engine`, or why there is none, which is the answer. It and `sink` must outlive the call: until the sink's
+  // OnFinished, or Cancel.
+  ShardReceiver(absl::StatusOr<Engine*> engine, Pass pass, int64_t max_message_bytes, CallSink& sink)
+      : engine_(std::move(engine)), pass_(pass), max_message_bytes_(max_message_bytes), sink_(sink) {}
 
   // Takes the next message; not while `blocked`. INVALID_ARGUMENT, or what the engine says.
   absl::Status Receive(const grpc::ByteBuffer& message);
@@ -53,7 +55,7 @@ class ShardReceiver {
   absl::Status Place();
   absl::Status End(const std::string& end);
 
-  const EngineSlot& engine_;
+  const absl::StatusOr<Engine*> engine_;
   const Pass pass_;
   const int64_t max_message_bytes_;
   CallSink& sink_;

@@ -31,19 +31,21 @@ grpc::Slice Lend(const char* data, int64_t size, std::unique_ptr<Loan> loan) {
 
 ShardStream* ShardStream::Start(const ShardStreamContext& context, Pass pass, RpcMetrics& method,
                                 grpc::CallbackServerContext* call) {
-  auto stream = std::make_shared<ShardStream>(context, pass, method, call);
+  const absl::StatusOr<Engine*> engine = context.engine.Get(*call);
+  auto stream = std::make_shared<ShardStream>(context, engine, pass, method, call);
   stream->Read();
   stream->UpdateWaiting(/*progress=*/true);
   context.streams.Add(stream);
+  if (!engine.ok()) stream->Stop(engine.status());
   return stream.get();
 }
 
-ShardStream::ShardStream(const ShardStreamContext& context, Pass pass, RpcMetrics& method,
-                         grpc::CallbackServerContext* call)
+ShardStream::ShardStream(const ShardStreamContext& context, const absl::StatusOr<Engine*>& engine, Pass pass,
+                         RpcMetrics& method, grpc::CallbackServerContext* call)
     : context_(context),
       pass_(pass),
       record_(context.metrics, method),
-      receiver_(context.engine, pass, context.limits.max_message_bytes, *this),
+      receiver_(engine, pass, context.limits.max_message_bytes, *this),
       call_(call) {}
 
 void ShardStream::OnReadDone(bool ok) {

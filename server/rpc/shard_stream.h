@@ -47,11 +47,12 @@ class ShardStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
                           public OpenStream,
                           public std::enable_shared_from_this<ShardStream> {
  public:
-  // Starts a stream that `context.streams` keeps until gRPC is done with it.
+  // Starts a stream that `context.streams` keeps until gRPC is done with it. One that may not come in ends unread.
   static ShardStream* Start(const ShardStreamContext& context, Pass pass, RpcMetrics& method,
                             grpc::CallbackServerContext* call);
 
-  ShardStream(const ShardStreamContext& context, Pass pass, RpcMetrics& method, grpc::CallbackServerContext* call);
+  ShardStream(const ShardStreamContext& context, const absl::StatusOr<Engine*>& engine, Pass pass, RpcMetrics& method,
+              grpc::CallbackServerContext* call);
 
   // gRPC's reactions.
   void OnReadDone(bool ok) override;

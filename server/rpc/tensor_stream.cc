@@ -18,7 +18,7 @@ TensorStream* TensorStream::Start(const TensorStreamContext& context, const std:
                                   const RpcRecord& record, grpc::CallbackServerContext* call) {
   const auto stream = std::make_shared<TensorStream>(context, record, call);
   context.streams.Add(stream);
-  if (const absl::Status status = stream->Open(tensor_name); !status.ok()) {
+  if (const absl::Status status = stream->Open(tensor_name, *call); !status.ok()) {
     stream->End(status);
   } else {
     stream->ReadNext();
@@ -78,8 +78,8 @@ void TensorStream::End(const absl::Status& status) {
   Finish(record_.End(ending));
 }
 
-absl::Status TensorStream::Open(const std::string& tensor_name) {
-  SHARDMLP_ASSIGN_OR_RETURN(engine_, context_.engine.Get());
+absl::Status TensorStream::Open(const std::string& tensor_name, const grpc::CallbackServerContext& call) {
+  SHARDMLP_ASSIGN_OR_RETURN(engine_, context_.engine.Get(call));
   const std::vector<TensorSpec>& tensors = engine_->model().tensors;
   const auto tensor =
       std::find_if(tensors.begin(), tensors.end(), [&](const auto& t) { return t.name == tensor_name; });

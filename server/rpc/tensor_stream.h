@@ -55,7 +55,7 @@ class TensorStream final : public grpc::ServerWriteReactor<v1::ReadTensorRespons
   void CheckStall(absl::Time now) override;
 
  private:
-  absl::Status Open(const std::string& tensor_name);
+  absl::Status Open(const std::string& tensor_name, const grpc::CallbackServerContext& call);
   void ReadNext();
   void Send(absl::StatusOr<TensorRows> rows);
   bool stopped() {

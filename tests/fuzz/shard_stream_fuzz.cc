@@ -14,7 +14,6 @@
 
 #include "absl/strings/string_view.h"
 #include "kernels/status.h"
-#include "server/rpc/engine_slot.h"
 #include "server/rpc/shard_receiver.h"
 #include "tests/rpc/copy_engine.h"
 
@@ -58,13 +57,8 @@ grpc::ByteBuffer TakeMessage(absl::string_view& input) {
 
 void FuzzStream(Pass pass, absl::string_view input) {
   static CopyEngine& engine = *new CopyEngine;
-  static EngineSlot& slot = *[] {
-    auto* made = new EngineSlot;
-    made->Set(engine);
-    return made;
-  }();
   CheckedSink sink;
-  ShardReceiver receiver(slot, pass, kMaxMessageBytes, sink);
+  ShardReceiver receiver(&engine, pass, kMaxMessageBytes, sink);
   absl::Status status;
   while (status.ok() && input.size() >= 2 && !receiver.blocked()) status = receiver.Receive(TakeMessage(input));
   if (status.ok()) receiver.Close().IgnoreError();

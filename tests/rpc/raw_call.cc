@@ -25,9 +25,10 @@ bool Await(grpc::CompletionQueue& queue) {
 }
 
 RawAnswer RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-                  const std::vector<std::string>& messages) {
+                  const std::vector<std::string>& messages, const std::string& token) {
   grpc::GenericStub stub(channel);
   grpc::ClientContext context;
+  if (!token.empty()) context.AddMetadata("authorization", "Bearer " + token);
   grpc::CompletionQueue queue;
   const auto stream = stub.PrepareCall(&context, method, &queue);
   stream->StartCall(nullptr);

@@ -20,8 +20,8 @@ struct RawAnswer {
   std::vector<std::string> messages;
 };
 
-// Sends `messages`, closes, and reads all.
+// Sends `messages`, closes, and reads all. `token`: empty for none.
 RawAnswer RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-                  const std::vector<std::string>& messages);
+                  const std::vector<std::string>& messages, const std::string& token = "");
 
 }  // namespace shardmlp

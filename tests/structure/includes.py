@@ -7,6 +7,8 @@ from tree import source_files
 PROTOCOL = ("proto/", "shardmlp/", "google/protobuf/", "google/rpc/", "grpc/", "grpcpp/")
 # What the client shares with the server.
 SHARED = ("kernels/matrix.h", "kernels/status.h", "kernels/optimizer.h")
+# Constants that both ends of a connection know.
+TIMES = ("proto/client_times.h", "proto/http2.h")
 # Leaves.
 METRICS = ("server/metrics", "server/process_metrics")
 LOG = ("server/log",)
@@ -23,8 +25,8 @@ ALLOWED = {
     "server/model/": ("kernels/",),
     "server/engine/": ("server/sync/", "server/model/", "kernels/", *METRICS, *LOG),
     "server/rpc/": (*PROTOCOL, "server/engine/", "server/sync/", "server/model/", "kernels/", *METRICS, *LOG),
-    # main, server and options: gRPC's server, and every room but the protocol itself.
-    "server/": ("grpc/", "grpcpp/", "kernels/"),
+    # main, server and options: gRPC's server, and every room but the protocol itself, of which they know the times.
+    "server/": ("grpc/", "grpcpp/", "kernels/", *TIMES),
     "client/cpp/": (*PROTOCOL, *SHARED),
     "client/python/": ("client/cpp/", *SHARED),
     "client/cli/": ("client/cpp/", "kernels/"),

@@ -178,8 +178,10 @@ void DefineSession(py::module_& module) {
 }
 
 ForkSafePtr<Client> Connect(const std::string& target, int connections, double connect_timeout_seconds,
-                            double stall_timeout_seconds, double seal_timeout_seconds, double retry_budget_seconds) {
+                            double stall_timeout_seconds, double seal_timeout_seconds, double retry_budget_seconds,
+                            const ClientCredentials& credentials) {
   ClientOptions options;
+  options.credentials = credentials;
   options.connections = connections;
   options.connect_timeout = absl::Seconds(connect_timeout_seconds);
   options.stall_timeout = absl::Seconds(stall_timeout_seconds);
@@ -196,10 +198,17 @@ ForkSafePtr<Session> OpenSession(Client& client, const std::string& run_id, bool
 }
 
 void DefineClient(py::module_& module) {
+  py::class_<ClientCredentials>(module, "Credentials")
+      .def(py::init([](std::string ca, std::string cert, std::string key, std::string server_name, std::string token) {
+             return ClientCredentials{std::move(ca), std::move(cert), std::move(key), std::move(server_name),
+                                      std::move(token)};
+           }),
+           py::kw_only(), py::arg("ca_file"), py::arg("cert_file"), py::arg("key_file"), py::arg("server_name"),
+           py::arg("token_file"));
   py::class_<Client, ForkSafePtr<Client>>(module, "Client")
       .def_static("connect", &Connect, py::arg("target"), py::kw_only(), py::arg("connections"),
                   py::arg("connect_timeout_seconds"), py::arg("stall_timeout_seconds"), py::arg("seal_timeout_seconds"),
-                  py::arg("retry_budget_seconds"))
+                  py::arg("retry_budget_seconds"), py::arg("credentials"))
       .def_property_readonly("model", [](const Client& client) { return client.model(); })
       .def("open_session", &OpenSession, py::keep_alive<0, 1>(), py::kw_only(), py::arg("run_id"), py::arg("train"),
            py::arg("trainer_count"), py::arg("trainer_rank"))

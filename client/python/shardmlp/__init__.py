@@ -18,6 +18,7 @@ hyperparameters. Their gradients, master weights and optimizer state never leave
 """
 
 from .connection import Timeouts
+from .credentials import Credentials
 from .errors import Error, StepAborted
 from .gradient import ServerGradient
 from .pretrained import from_pretrained
@@ -25,6 +26,7 @@ from .remote import OffloadedLayer, Remote, offload
 from .remote_mlp import RemoteMLP
 
 __all__ = [
+    "Credentials",
     "Error",
     "OffloadedLayer",
     "Remote",

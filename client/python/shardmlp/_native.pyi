@@ -120,6 +120,11 @@ class Session:
     def take_up(self, lost: Position) -> None: ...
     def close(self) -> None: ...
 
+class Credentials:
+    def __init__(
+        self, *, ca_file: str, cert_file: str, key_file: str, server_name: str, token_file: str
+    ) -> None: ...
+
 class Client:
     model: ServedModel
     @staticmethod
@@ -131,6 +136,7 @@ class Client:
         stall_timeout_seconds: float,
         seal_timeout_seconds: float,
         retry_budget_seconds: float,
+        credentials: Credentials,
     ) -> Client: ...
     def open_session(self, *, run_id: str, train: bool, trainer_count: int, trainer_rank: int) -> Session: ...
     def read_tensor(self, name: str, data: int, byte_count: int) -> int: ...

@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 
 from . import _native
+from .credentials import Credentials
 from .errors import Error
 from .sigterm import close_first
 from .staging import Incoming, Outgoing
@@ -57,7 +58,9 @@ class Connection:
     belongs to the process that opened it: in a forked child it can be dropped and nothing else.
     """
 
-    def __init__(self, target: str, connections: int, timeouts: Timeouts) -> None:
+    def __init__(
+        self, target: str, connections: int, timeouts: Timeouts, credentials: Credentials = Credentials()
+    ) -> None:
         self.target = target
         self._owner = os.getpid()
         self._client = _native.Client.connect(
@@ -67,6 +70,7 @@ class Connection:
             stall_timeout_seconds=timeouts.stall,
             seal_timeout_seconds=timeouts.seal,
             retry_budget_seconds=timeouts.retry,
+            credentials=credentials.native(),
         )
         self.model = self._client.model
         self._session: _native.Session | None = None

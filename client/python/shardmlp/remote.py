@@ -14,6 +14,7 @@ from torch import nn
 
 from . import _native
 from .connection import Connection, Run, Timeouts
+from .credentials import Credentials
 from .errors import Error, StepAborted
 from .matching import Match, check_outputs, check_weights, local_weights, match_layers
 from .optimizers import check_holds, check_optimizer, check_state, refuse_unwrapped
@@ -43,6 +44,7 @@ def offload(
     keep_inputs: bool = True,
     connections: int = 1,
     timeouts: Timeouts = Timeouts(),
+    credentials: Credentials | None = None,
 ) -> Remote:
     """Swaps every MLP of ``model`` that the server owns for a :class:`RemoteMLP`, and frees its memory.
 
@@ -68,6 +70,8 @@ def offload(
             tensor hooks that copy let go of it too early, so that backward raises StepAborted.
         connections: TCP connections to the server.
         timeouts: Seconds to wait for what.
+        credentials: TLS and the token, of all servers alike. By default what the environment says
+            (:meth:`Credentials.from_environment`), and so nothing where it says nothing.
 
     Raises:
         ValueError: The model is not the server's (the tensor, module or activation that differs is named), an MLP has
@@ -78,7 +82,8 @@ def offload(
     if wrapper is not None:
         raise ValueError("the model is wrapped in DistributedDataParallel already: offload it first, and wrap it then")
     targets = [target] if isinstance(target, str) else list(target)
-    connected = [Connection(each, connections, timeouts) for each in targets]
+    credentials = Credentials.from_environment() if credentials is None else credentials
+    connected = [Connection(each, connections, timeouts, credentials) for each in targets]
     servers = Servers(choose_replicas(connected, trainer_rank))
     matches = {connection: match_layers(model, connection.model) for connection in servers.connections}
     for connection in () if keep_inputs else servers.connections:

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
 #include "proto/status_bridge.h"
+#include "proto/tls.h"
 #include "server/sync/rendezvous/messages.h"
 
 namespace shardmlp {
@@ -150,7 +151,9 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Listen(con
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.SetMaxReceiveMessageSize(kMaxWireBytes);
   int port = 0;
-  builder.AddListeningPort(options.coordinator, grpc::InsecureServerCredentials(), &port);
+  const bool tls = !options.tls.ca.empty();
+  builder.AddListeningPort(options.coordinator,
+                           tls ? TlsServerCredentials(options.tls) : grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(server.get());
   server->server_ = builder.BuildAndStart();
   if (server->server_ == nullptr || port <= 0) {

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
+#include "proto/tls.h"
 #include "server/sync/rendezvous/messages.h"
 
 namespace shardmlp {
@@ -20,7 +21,11 @@ absl::Status LostError(absl::string_view message) {
 }
 
 // A connection of its own: one that leads nowhere any more would be found out only late.
-std::shared_ptr<grpc::Channel> ChannelTo(const std::string& coordinator) {
+absl::StatusOr<std::shared_ptr<grpc::Channel>> ChannelTo(const std::string& coordinator, const TlsFiles& tls) {
+  std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
+  if (!tls.ca.empty()) {
+    SHARDMLP_ASSIGN_OR_RETURN(credentials, TlsChannelCredentials(tls));
+  }
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
@@ -29,7 +34,7 @@ std::shared_ptr<grpc::Channel> ChannelTo(const std::string& coordinator) {
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
   arguments.SetMaxReceiveMessageSize(kMaxWireBytes);
-  return grpc::CreateCustomChannel(coordinator, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(coordinator, credentials, arguments);
 }
 
 }  // namespace
@@ -146,8 +151,10 @@ void Member::Log(absl::Time now) {
 }
 
 void Member::Open() {
+  const absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = ChannelTo(options_.coordinator, options_.tls);
+  if (!channel.ok()) return Unreachable(absl::StrCat("can't be called: ", channel.status().message()));
   stream_ = std::make_unique<MemberStream>(
-      ChannelTo(options_.coordinator), loop_,
+      *channel, loop_,
       MemberStream::Calls{.received = [this](const v1::MeetResponse& response) { Received(response); },
                           .ended = [this](const absl::Status& why) { Ended(why); }});
   v1::MeetRequest request;
@@ -188,9 +195,11 @@ void Member::Ended(const absl::Status& why) {
     return;
   }
   if (ReasonOf(why) == Reason::kReplicaConflict) return Refuse(why);
-  const std::string what =
-      absl::StrCat("rank 0 at ", options_.coordinator,
-                   answered ? " was lost: " : " is missing: ", why.ok() ? "it ended the stream" : why.message());
+  Unreachable(absl::StrCat(answered ? "was lost: " : "is missing: ", why.ok() ? "it ended the stream" : why.message()));
+}
+
+void Member::Unreachable(absl::string_view why) {
+  const std::string what = absl::StrCat("rank 0 at ", options_.coordinator, " ", why);
   SetMissing(what);
   next_open_ = SteadyNow() + kReopenDelay;
   Lose(LostError(what), /*heard_all=*/false);

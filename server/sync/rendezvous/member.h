@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/sync/rendezvous/coordinator_server.h"
@@ -49,6 +50,8 @@ class Member final : public Replicas {
   void SendJoin();
   void Received(const v1::MeetResponse& response);
   void Ended(const absl::Status& why);
+  // Rank 0 is; another stream is opened after a while.
+  void Unreachable(absl::string_view why);
   void Gather(const v1::Gather& gather);
   void Connect(const v1::Connect& connect);
   void Form(const v1::Formed& formed);

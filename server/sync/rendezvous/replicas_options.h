@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "proto/tls.h"
 #include "server/sync/peer_group.h"
 #include "server/sync/replicas.h"
 
@@ -16,9 +17,11 @@ namespace shardmlp {
 struct ReplicasOptions {
   int rank = 0;
   int size = 1;
-  // Of rank 0, where its coordinator listens and the others call; the same on all: "host:port". There is no TLS: who
-  // reaches it, or the ports of the sums, could take part.
+  // Of rank 0, where its coordinator listens and the others call; the same on all: "host:port".
   std::string coordinator;
+  // Between replicas and the coordinator, both ways. No ca: plaintext, and who reaches the coordinator could take part.
+  // The sums are plaintext in any case.
+  TlsFiles tls = {};
   OnLoss on_loss = OnLoss::kWait;  // rank 0's counts
 
   // What must be the same on all; a replica that differs is refused.
