@@ -143,6 +143,8 @@ class Flags {
     AddSwitch("--frozen", o.engine.frozen, "Input gradients alone: no gradient or optimizer memory.");
     Add("--checkpoint-dir", "FOLDER", o.checkpoint_dir,
         "Where checkpoints are kept; made where it is missing (default: none).");
+    Add("--drain-checkpoint", "NAME", o.drain_checkpoint,
+        "Checkpoint to save, in place of an earlier one, once SIGTERM has drained the server (default: none).");
     Add("--restore", "NAME", o.restore,
         "Checkpoint to start from; \"latest\" takes the latest, if there is one, and refuses one that is damaged.");
   }
@@ -312,6 +314,10 @@ absl::Status Validate(const ServerOptions& options) {
   }
   if (!options.restore.empty() && options.checkpoint_dir.empty()) {
     return Invalid(absl::StrCat("--restore=", options.restore, " needs --checkpoint-dir"));
+  }
+  if (!options.drain_checkpoint.empty() && (options.checkpoint_dir.empty() || options.engine.frozen)) {
+    return Invalid(
+        absl::StrCat("--drain-checkpoint=", options.drain_checkpoint, " needs --checkpoint-dir and no --frozen"));
   }
   for (const auto& [flag, count] : {std::pair("--max-calls", options.engine.max_call_count),
                                     std::pair("--max-sessions", options.engine.max_session_count)}) {
