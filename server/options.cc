@@ -146,6 +146,8 @@ class Flags {
     AddSwitch("--frozen", o.engine.frozen, "Input gradients alone: no gradient or optimizer memory.");
     Add("--checkpoint-dir", "FOLDER", o.checkpoint_dir,
         "Where checkpoints are kept; made where it is missing (default: none).");
+    Add("--drain-checkpoint", "NAME", o.drain_checkpoint,
+        "Checkpoint to save, in place of an earlier one, once SIGTERM has drained the server (default: none).");
     Add("--restore", "NAME", o.restore,
         "Checkpoint to start from; \"latest\" takes the latest, if there is one, and refuses one that is damaged.");
   }

@@ -33,6 +33,7 @@ struct ServerOptions {
   SumBy sum_by = SumBy::kAuto;
   std::string metrics_address = "127.0.0.1:9464";    // empty: no metrics
   std::string checkpoint_dir;                        // empty: no checkpoints
+  std::string drain_checkpoint;                      // saved at the end of a drain; empty: none
   std::string restore;                               // at start; empty: nothing; "latest": the latest, if there is one
   absl::Duration drain_timeout = absl::Seconds(25);  // from SIGTERM to cancelling what is still open
   LogOptions log;

@@ -136,6 +136,8 @@ std::vector<std::string> Contradictions(const ServerOptions& options) {
   CheckSecurity(options, found);
   found.AddIf(!options.restore.empty() && options.checkpoint_dir.empty(), "--restore=", options.restore,
               " needs --checkpoint-dir");
+  found.AddIf(!options.drain_checkpoint.empty() && (options.checkpoint_dir.empty() || options.engine.frozen),
+              "--drain-checkpoint=", options.drain_checkpoint, " needs --checkpoint-dir and no --frozen");
   CheckLimits(options, found);
   const Time seal = {"--seal-timeout", options.engine.seal_timeout};
   const Time lease = {"--lease", options.engine.lease};

@@ -119,19 +119,34 @@ absl::Status Server::Run(const absl::Notification& stop) {
       return health;
     }
   }
-  Drain();
-  return absl::OkStatus();
+  return Drain();
 }
 
-void Server::Drain() {
+absl::Status Server::Drain() {
+  const absl::Time deadline = absl::Now() + options_.drain_timeout;
   rpc_->SetHealth(false);
   engine_->StartDraining();
   LogInfo("draining", {{"open_calls", engine_->open_call_count()}});
-  if (!rpc_->AwaitIdle(absl::Now() + options_.drain_timeout)) {
+  if (!rpc_->AwaitIdle(deadline)) {
     LogWarning("cancelling what is open",
                {{"open_calls", engine_->open_call_count()}, {"after", absl::FormatDuration(options_.drain_timeout)}});
   }
+  if (!engine_->SettleStep(deadline)) LogWarning("leaving a step whose trainers have not decided on it");
+  const absl::Status saved = SaveDrained();
   Shutdown();
+  return saved;
+}
+
+absl::Status Server::SaveDrained() {
+  if (options_.drain_checkpoint.empty()) return absl::OkStatus();
+  absl::StatusOr<CheckpointInfo> saved;
+  absl::Notification done;
+  engine_->SaveCheckpoint(options_.drain_checkpoint, [&](absl::StatusOr<CheckpointInfo> result) {
+    saved = std::move(result);
+    done.Notify();
+  });
+  done.WaitForNotification();
+  return Annotate(saved.status(), "the drained server could not be saved");
 }
 
 void Server::Shutdown() {

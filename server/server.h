@@ -26,8 +26,9 @@ class Server {
 
   const RpcServer& rpc() const { return *rpc_; }
 
-  // Serves until `stop`, then drains: not ready, no new calls, open ones go on for drain_timeout. Where the device
-  // fails, returns at once what broke it.
+  // Serves until `stop`, then drains: not ready, no new calls, open ones and a sealed step go on for drain_timeout; a
+  // step that is not sealed is handed back; the drain's checkpoint is saved. Returns why it could not be. Where the
+  // device fails, returns at once what broke it.
   absl::Status Run(const absl::Notification& stop);
 
  private:
@@ -35,7 +36,8 @@ class Server {
   absl::Status Load(std::ostream& out);
   // With what has to be the same on all of them.
   absl::StatusOr<ReplicasOptions> ReplicasOf(const ModelSpec& model) const;
-  void Drain();
+  absl::Status Drain();
+  absl::Status SaveDrained();
   void Shutdown();
 
   const ServerOptions options_;

@@ -94,6 +94,10 @@ class Engine {
 
   // Refuses new sessions and calls from now on (UNAVAILABLE, DRAINING); open ones go on.
   virtual void StartDraining() = 0;
+  // After StartDraining: waits until the trainers of a sealed step have decided on it and heard the end, hands back one
+  // that is not sealed by all (ABORTED), and refuses seals (UNAVAILABLE, DRAINING). Whatever a trainer here was told
+  // is then in a checkpoint that is saved. False where that is not so at `deadline`.
+  virtual bool SettleStep(absl::Time deadline) = 0;
   // Calls that are open.
   virtual int64_t open_call_count() const = 0;
   // Ends every call and waiting seal with UNAVAILABLE, and stops the device thread. The destructor does so too.

@@ -167,7 +167,7 @@ absl::Status ServingEngine::CheckStepCaller(int64_t session_id) {
 void ServingEngine::SealStep(const SealSpec& spec, Done<SealResult> done) {
   Outbox outbox;
   absl::MutexLock lock(&mutex_);
-  const absl::Status status = CheckStepCaller(spec.session_id);
+  const absl::Status status = settling_ ? ShuttingDown() : CheckStepCaller(spec.session_id);
   if (!status.ok()) return outbox.Add(std::move(done), absl::StatusOr<SealResult>(status));
   step_.Seal(spec, options_.clock(), std::move(done), outbox);
 }
@@ -215,6 +215,18 @@ void ServingEngine::WatchTime() {
 void ServingEngine::StartDraining() {
   absl::MutexLock lock(&mutex_);
   draining_ = true;
+}
+
+bool ServingEngine::SettleStep(absl::Time deadline) {
+  {
+    Outbox outbox;
+    absl::MutexLock lock(&mutex_);
+    mutex_.AwaitWithDeadline(absl::Condition(this, &ServingEngine::decided), deadline);
+    settling_ = true;
+    step_.HandBack("the server is shutting down", outbox);
+  }
+  absl::MutexLock lock(&mutex_);
+  return mutex_.AwaitWithDeadline(absl::Condition(this, &ServingEngine::settled), deadline);
 }
 
 int64_t ServingEngine::open_call_count() const {

@@ -69,6 +69,7 @@ class ServingEngine final : public Engine,
   void DeleteCheckpoint(const std::string& name, Done<CheckpointInfo> done) override;
 
   void StartDraining() override;
+  bool SettleStep(absl::Time deadline) override;
   int64_t open_call_count() const override;
   void Shutdown() override;
   absl::Status health() const override;
@@ -165,6 +166,8 @@ class ServingEngine final : public Engine,
   void UpdateSessionMetrics() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool stopping() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_; }
   bool formed_or_failed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return formed_ || !health_.ok(); }
+  bool decided() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !step_.Deciding(); }
+  bool settled() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !step_.Deciding() && !step_.CanHandBack(); }
   bool no_open_calls() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return open_calls_ == 0; }
 
   const EngineOptions options_;
@@ -204,6 +207,7 @@ class ServingEngine final : public Engine,
   int64_t open_calls_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status health_ ABSL_GUARDED_BY(mutex_);
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  bool settling_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread watch_;
 };

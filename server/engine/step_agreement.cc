@@ -95,6 +95,7 @@ void StepProtocol::Act(int from, const SumReport& report, Outbox& outbox) {
   result.rows = roll_.RowsOf(position_);
   phase_ = Phase::kSealed;
   sealed_ = result;
+  for (auto& [session_id, trainer] : trainers_) trainer.deciding = trainer.sealed;
   AnswerSeals(result, outbox);
 }
 
@@ -279,6 +280,7 @@ void StepProtocol::EndAttempt(const StepPosition& next, std::optional<StepOutcom
   const int64_t step = std::exchange(position_, next).step;
   end_reason_ = why;
   const absl::Status aborted = StepAborted(absl::StrCat("the step's attempt is over: ", why), position_);
+  for (auto& [session_id, trainer] : trainers_) trainer.deciding = false;
   AnswerSeals(aborted, outbox);
   AnswerCommits(aborted, outbox);
   Answer(waiting_discards_, Discarded(step), outbox);

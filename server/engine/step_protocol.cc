@@ -161,6 +161,7 @@ void StepProtocol::Commit(const CommitSpec& spec, PositionDone done, Outbox& out
   const auto answer = [&](absl::StatusOr<StepPosition> result) { outbox.Add(std::move(done), std::move(result)); };
   const absl::StatusOr<Trainer*> trainer = FindTrainer(spec.session_id);
   if (!trainer.ok()) return answer(trainer.status());
+  (*trainer)->deciding = false;
   if (committed_.has_value() && IsOf(spec, committed_->decision)) {
     if (!Same(committed_->decision, spec)) return answer(OtherHyperparameters(committed_->decision, spec));
     if (committed_by_all_) return answer(committed_->position);
@@ -189,6 +190,7 @@ void StepProtocol::Discard(const DiscardSpec& spec, PositionDone done, Outbox& o
   const auto answer = [&](absl::StatusOr<StepPosition> result) { outbox.Add(std::move(done), std::move(result)); };
   const absl::StatusOr<Trainer*> trainer = FindTrainer(spec.session_id);
   if (!trainer.ok()) return answer(trainer.status());
+  (*trainer)->deciding = false;
   if ((committed_.has_value() && IsOf(spec, committed_->decision)) ||
       (decision_ != nullptr && IsOf(spec, *decision_))) {
     return answer(CommittedAlready(spec.step));
@@ -244,6 +246,15 @@ void StepProtocol::ProposeEnd(StepOutcome outcome, const std::string& reason, Ou
 bool StepProtocol::InProgress() const {
   return !ledger_.empty() || !waiting_seals_.empty() || (phase_ != Phase::kOpen && phase_ != Phase::kRestoring) ||
          std::any_of(trainers_.begin(), trainers_.end(), [](const auto& entry) { return entry.second.sealed; });
+}
+
+bool StepProtocol::Deciding() const {
+  return phase_ != Phase::kOpen || !waiting_commits_.empty() || !untold_commits_.empty() ||
+         std::any_of(trainers_.begin(), trainers_.end(), [](const auto& entry) { return entry.second.deciding; });
+}
+
+void StepProtocol::HandBack(const std::string& why, Outbox& outbox) {
+  if (CanHandBack()) ProposeEnd(StepOutcome::kAborted, why, outbox);
 }
 
 bool StepProtocol::RunUnderWay(int64_t session_id) const {

@@ -80,12 +80,17 @@ class StepProtocol {
   bool RunUnderWay(int64_t session_id) const;
   // Whether nothing would be lost if the attempt ended now, on any replica as far as is known.
   bool Idle() const;
+  // Whether trainers here have been told that they may decide on the step, or have decided, and have not heard the end.
+  bool Deciding() const;
 
   // FAILED_PRECONDITION (RUN_CONFLICT) for a run, or a rank of it, that is at another replica.
   absl::Status CheckTrainer(const SessionSpec& spec) const { return roll_.Check(rank_, spec); }
   void AddTrainer(int64_t session_id, const SessionSpec& spec, Outbox& outbox);
   // `lost`: its lease ended, rather than it said goodbye. Ends the attempt where that leaves it incomplete.
   void RemoveTrainer(int64_t session_id, bool lost, Outbox& outbox);
+  // Whether anyone here has added to the attempt, and a generation is formed that can end it; HandBack does so.
+  bool CanHandBack() const { return formed_ && InProgress(); }
+  void HandBack(const std::string& why, Outbox& outbox);
 
   // Whether (step, attempt) is the open one. ABORTED (STEP_ABORTED) where the attempt is over; FAILED_PRECONDITION
   // (STALE_ATTEMPT) where it never was.
@@ -139,6 +144,7 @@ class StepProtocol {
     SessionSpec spec;
     bool sealed = false;
     bool committed = false;  // any step
+    bool deciding = false;   // its seal was answered, and it has neither committed nor discarded since
   };
   // One a session.
   struct WaitingSeal {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "tests/engine/bytes.h"
 #include "tests/engine/lazy_device.h"
@@ -105,6 +106,43 @@ TEST_F(ShutdownTest, SealsThatWaitForOtherTrainersEnd) {
   const Reply<SealResult> one = first.StartSeal(), two = second.StartSeal();
   engine_->Shutdown();
   for (const auto* seal : {&one, &two}) EXPECT_TRUE(ShutDown(seal->Wait()));
+}
+
+TEST_F(ShutdownTest, ADrainWaitsUntilAllHaveHeardWhatBecameOfASealedStep) {
+  Trainer first(*engine_, 0, 2), second(*engine_, 1, 2);
+  first.Backward(0, x_, dy_);
+  const Reply<SealResult> one = first.StartSeal();
+  ASSERT_TRUE(Succeeds(second.Seal()));
+  ASSERT_TRUE(Succeeds(one.Wait()));
+  ASSERT_TRUE(Succeeds(first.Commit()));
+  engine_->StartDraining();
+  EXPECT_FALSE(engine_->SettleStep(absl::InfinitePast())) << "the second has yet to hear that the step is committed";
+  EXPECT_TRUE(Succeeds(second.Commit()));
+  EXPECT_TRUE(engine_->SettleStep(absl::InfiniteFuture()));
+  EXPECT_EQ(engine_->position().step, 1);
+  EXPECT_TRUE(ShutDown(first.Seal()));
+}
+
+TEST_F(ShutdownTest, ADrainHandsBackAStepThatIsNotSealedByAll) {
+  Trainer first(*engine_, 0, 2), second(*engine_, 1, 2);
+  first.Backward(0, x_, dy_);
+  const Reply<SealResult> seal = first.StartSeal();
+  engine_->StartDraining();
+  EXPECT_TRUE(engine_->SettleStep(absl::InfiniteFuture()));
+  EXPECT_TRUE(Fails(seal.Wait(), absl::StatusCode::kAborted, Reason::kStepAborted, {"the server is shutting down"}));
+  EXPECT_TRUE(ShutDown(second.Seal()));
+  EXPECT_EQ(engine_->position().step, 0);
+}
+
+TEST_F(ShutdownTest, ADrainHandsBackASealedStepThatNobodyDecidesOnInTime) {
+  Trainer trainer(*engine_);
+  trainer.Backward(0, x_, dy_);
+  ASSERT_TRUE(Succeeds(trainer.Seal()));
+  engine_->StartDraining();
+  EXPECT_TRUE(engine_->SettleStep(absl::InfinitePast()));
+  EXPECT_TRUE(
+      Fails(trainer.Commit(), absl::StatusCode::kAborted, Reason::kStepAborted, {"the server is shutting down"}));
+  EXPECT_EQ(engine_->position().step, 0);
 }
 
 TEST_F(ShutdownTest, ACommitThatWaitsForTheDeviceEnds) {

@@ -35,6 +35,7 @@ class MockEngine : public Engine {
   MOCK_METHOD(void, ListCheckpoints, (Done<std::vector<CheckpointInfo>>), (override));
   MOCK_METHOD(void, DeleteCheckpoint, (const std::string&, Done<CheckpointInfo>), (override));
   MOCK_METHOD(void, StartDraining, (), (override));
+  MOCK_METHOD(bool, SettleStep, (absl::Time), (override));
   MOCK_METHOD(int64_t, open_call_count, (), (const, override));
   MOCK_METHOD(void, Shutdown, (), (override));
   MOCK_METHOD(absl::Status, health, (), (const, override));

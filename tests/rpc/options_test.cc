@@ -85,6 +85,13 @@ TEST(OptionsTest, EveryFlagReachesItsOption) {
   EXPECT_EQ(options->log.format, LogFormat::kJson);
 }
 
+TEST(OptionsTest, ADrainSavesACheckpointWhereOneCanBeSaved) {
+  const auto options = Parse({"--model=m", "--checkpoint-dir=c", "--drain-checkpoint=drained"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->drain_checkpoint, "drained");
+  EXPECT_EQ(Parse({"--model=m"})->drain_checkpoint, "");
+}
+
 TEST(OptionsTest, ReplicasHaveARankACoordinatorAndTimes) {
   const auto options = Parse({"--model=m", "--replicas=3", "--rank=2", "--coordinator=host:7", "--on-loss=continue",
                               "--sync-host=10.0.0.2", "--replica-start-timeout=1m", "--replica-timeout=3s",
@@ -228,6 +235,8 @@ TEST(OptionsTest, OptionsThatContradictEachOtherAreBothNamed) {
   EXPECT_THAT(Refusal({"--model=m", "--metrics-address=0.0.0.0:1"}), HasSubstr("--insecure-listen-anywhere"));
   EXPECT_THAT(Refusal({"--model=m", "--tf32", "--device=cpu"}), HasSubstr("--tf32 needs a GPU, got --device=cpu"));
   EXPECT_THAT(Refusal({"--model=m", "--restore=latest"}), HasSubstr("--restore=latest needs --checkpoint-dir"));
+  EXPECT_THAT(Refusal({"--model=m", "--drain-checkpoint=d"}), HasSubstr("--drain-checkpoint=d needs --checkpoint-dir"));
+  EXPECT_THAT(Refusal({"--model=m", "--drain-checkpoint=d", "--checkpoint-dir=c", "--frozen"}), HasSubstr("--frozen"));
   EXPECT_THAT(Refusal({"--model=m", "--lease=2m", "--seal-timeout=1m"}),
               HasSubstr("--seal-timeout=1m is below --lease=2m"));
 }

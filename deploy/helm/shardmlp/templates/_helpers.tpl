@@ -1,0 +1,82 @@
+{{/* Short enough for "-peers" behind it, and for what a StatefulSet appends. */}}
+{{- define "shardmlp.name" -}}
+{{- if contains "shardmlp" .Release.Name -}}
+{{- .Release.Name | trunc 46 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-shardmlp" .Release.Name | trunc 46 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "shardmlp.selector" -}}
+app.kubernetes.io/name: shardmlp
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "shardmlp.labels" -}}
+{{ include "shardmlp.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "shardmlp.image" -}}
+{{- $suffix := ternary "-cuda" "" .Values.gpu.enabled -}}
+{{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default (printf "%s%s" .Chart.AppVersion $suffix)) -}}
+{{- end -}}
+
+{{/* "true" where the pods are replicas of each other, and where they keep checkpoints. */}}
+{{- define "shardmlp.synced" -}}
+{{- if and (gt (int .Values.replicas) 1) (not .Values.model.frozen) -}}true{{- end -}}
+{{- end -}}
+{{- define "shardmlp.keeps" -}}
+{{- if and .Values.checkpoints.enabled (not .Values.model.frozen) -}}true{{- end -}}
+{{- end -}}
+
+{{/* The name by which a pod knows itself without a name server: it is in its /etc/hosts. */}}
+{{- define "shardmlp.coordinator" -}}
+{{- $name := include "shardmlp.name" . -}}
+{{- printf "%s-0.%s-peers.%s.svc.%s:50050" $name $name .Release.Namespace .Values.clusterDomain -}}
+{{- end -}}
+
+{{- define "shardmlp.graceSeconds" -}}
+{{- $s := .Values.seconds -}}
+{{- $checkpoint := ternary (int $s.drainCheckpoint) 0 (eq "true" (include "shardmlp.keeps" .)) -}}
+{{- add (int $s.preStop) (int $s.drain) $checkpoint (int $s.exit) -}}
+{{- end -}}
+
+{{- define "shardmlp.flags" -}}
+- --model=/model
+- --dtype={{ .Values.model.dtype }}
+{{- with .Values.model.layers }}
+- --layers={{ . }}
+{{- end }}
+{{- if .Values.model.frozen }}
+- --frozen
+{{- end }}
+- --listen=0.0.0.0:50051
+- --metrics-address=0.0.0.0:9464
+- --insecure-listen-anywhere
+- --device={{ ternary "cuda" "cpu" .Values.gpu.enabled }}
+- --threads={{ .Values.cpus }}
+- --memory-bytes={{ .Values.memory.planGiB }}GiB
+{{- if .Values.stashGiB }}
+- --stash-bytes={{ .Values.stashGiB }}GiB
+{{- end }}
+{{- if include "shardmlp.keeps" . }}
+- --checkpoint-dir=/checkpoints
+- --restore=latest
+- --drain-checkpoint=drain
+{{- end }}
+- --drain-timeout={{ .Values.seconds.drain }}s
+{{- if include "shardmlp.synced" . }}
+- --replicas={{ .Values.replicas }}
+- --coordinator={{ include "shardmlp.coordinator" . }}
+- --on-loss={{ .Values.onLoss }}
+- --replica-start-timeout={{ .Values.seconds.replicaStart }}s
+{{- end }}
+- --log-format=json
+- --log-level={{ .Values.logLevel }}
+{{- range .Values.extraFlags }}
+- {{ . | quote }}
+{{- end }}
+{{- end -}}
