@@ -30,8 +30,8 @@ RUN apt-get update && \
 COPY --from=build /install/ /usr/local/bin/
 # Threads that wait must not spin on the service's cores. The server sees to that by itself, by starting over.
 ENV OMP_WAIT_POLICY=passive
-# Of calls, of replicas (rank 0 alone), of Prometheus.
-EXPOSE 50051 50050 9464
+# Of calls, of health for probes that know no TLS, of replicas (rank 0 alone), of Prometheus.
+EXPOSE 50051 50052 50050 9464
 USER 65532:65532
 ENTRYPOINT ["/usr/local/bin/shardmlp-server"]
 CMD ["--help"]

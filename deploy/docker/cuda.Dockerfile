@@ -56,8 +56,8 @@ COPY --from=build /install/ /usr/local/bin/
 ENV OMP_WAIT_POLICY=passive
 # What the container runtime puts in: the GPUs, and the driver's part of CUDA.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
-# Of calls, of replicas (rank 0 alone), of Prometheus.
-EXPOSE 50051 50050 9464
+# Of calls, of health for probes that know no TLS, of replicas (rank 0 alone), of Prometheus.
+EXPOSE 50051 50052 50050 9464
 USER 65532:65532
 ENTRYPOINT ["/usr/local/bin/shardmlp-server"]
 CMD ["--help"]

@@ -43,6 +43,12 @@ def gib(quantity: str) -> int:
     return int(re.fullmatch(r"(\d+)Gi(B?)", quantity)[1])
 
 
+def secrets_of(rendered) -> dict[str, str]:
+    """By volume."""
+    volumes = pod_of(rendered)["volumes"]
+    return {volume["name"]: volume["secret"]["secretName"] for volume in volumes if "secret" in volume}
+
+
 def check(resource) -> None:
     """Against the oldest version of Kubernetes that the chart takes, and the newest that is known here."""
     oldest = re.search(r"[\d.]+", yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"])[0]
@@ -115,8 +121,10 @@ def test_ports_are_those_of_the_flags(rendered):
     port_of = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert flags["--listen"] == f"0.0.0.0:{port_of['grpc']}"
     assert flags["--metrics-address"] == f"0.0.0.0:{port_of['metrics']}"
+    probed = port_of["health"] if "--tls-cert" in flags else port_of["grpc"]
+    assert flags.get("--health-listen", flags["--listen"]) == f"0.0.0.0:{probed}", "probes know no TLS"
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert container[probe]["grpc"]["port"] == port_of["grpc"]
+        assert container[probe]["grpc"]["port"] == probed
 
 
 def test_network_policy_lets_in_what_is_named(helm):
@@ -168,7 +176,7 @@ def test_checkpoints_are_on_a_volume_of_the_pods_own(rendered):
     pods, flags = the(rendered, "StatefulSet")["spec"], flags_of(rendered)
     mounts = {mount["name"]: mount for mount in container_of(rendered)["volumeMounts"]}
     claims = {claim["metadata"]["name"]: claim for claim in pods.get("volumeClaimTemplates", [])}
-    assert set(mounts) == {"model"} | set(claims)
+    assert set(mounts) == {"model"} | set(claims) | secrets_of(rendered).keys()
     assert flags["--model"] == mounts["model"]["mountPath"] and mounts["model"]["readOnly"] is True
     if "--frozen" in flags:
         assert not claims and not {"--checkpoint-dir", "--restore", "--drain-checkpoint"} & set(flags)
@@ -176,6 +184,29 @@ def test_checkpoints_are_on_a_volume_of_the_pods_own(rendered):
     assert flags["--checkpoint-dir"] == mounts["checkpoints"]["mountPath"]
     assert flags["--restore"] == "latest" and flags["--drain-checkpoint"]
     assert pods["persistentVolumeClaimRetentionPolicy"] == {"whenDeleted": "Retain", "whenScaled": "Retain"}
+
+
+def test_secrets_are_files_that_the_flags_name(helm):
+    rendered = helm.render(*VALUES["tls"])
+    flags = flags_of(rendered)
+    mounts = {mount["mountPath"]: mount for mount in container_of(rendered)["volumeMounts"]}
+    named = {}
+    for flag in ("--tls-cert", "--tls-key", "--tls-client-ca", "--replica-ca", "--token-file"):
+        folder, _, file = flags[flag].rpartition("/")
+        assert mounts[folder]["readOnly"] is True
+        assert "subPath" not in mounts[folder], "which would never be renewed"
+        named[secrets_of(rendered)[mounts[folder]["name"]], file] = flag
+    assert named == {
+        ("shardmlp-tls", "tls.crt"): "--tls-cert",
+        ("shardmlp-tls", "tls.key"): "--tls-key",
+        ("trainers-ca", "ca.crt"): "--tls-client-ca",
+        ("replicas-ca", "ca.crt"): "--replica-ca",
+        ("shardmlp-tokens", "token"): "--token-file",
+    }
+    assert "--insecure-listen-anywhere" not in flags
+    half = helm.render("--set=tls.secretName=shardmlp-tls")
+    assert "--insecure-listen-anywhere" in flags_of(half), "the server would refuse to listen"
+    assert not {"--replica-ca"} & flags_of(helm.render(*VALUES["tls"], "--set=replicas=1")).keys()
 
 
 def test_pod_may_do_nothing_that_it_need_not(rendered):

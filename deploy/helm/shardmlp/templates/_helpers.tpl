@@ -44,6 +44,45 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- add (int $s.preStop) (int $s.drain) $checkpoint (int $s.exit) -}}
 {{- end -}}
 
+{{/* The Secret of each volume, and the file in it that each flag names. */}}
+{{- define "shardmlp.secrets" -}}
+{{- with .Values.tls.secretName }}
+tls: {{ . }}
+{{- end }}
+{{- with .Values.tls.clientCaSecretName }}
+client-ca: {{ . }}
+{{- end }}
+{{- if and .Values.tls.replicaCaSecretName (include "shardmlp.synced" .) }}
+replica-ca: {{ .Values.tls.replicaCaSecretName }}
+{{- end }}
+{{- with .Values.tokenSecretName }}
+token: {{ . }}
+{{- end }}
+{{- end -}}
+{{- define "shardmlp.secretFiles" -}}
+{{- $secrets := include "shardmlp.secrets" . | fromYaml -}}
+{{- if hasKey $secrets "tls" }}
+--tls-cert: /secrets/tls/tls.crt
+--tls-key: /secrets/tls/tls.key
+{{- end }}
+{{- if hasKey $secrets "client-ca" }}
+--tls-client-ca: /secrets/client-ca/ca.crt
+{{- end }}
+{{- if hasKey $secrets "replica-ca" }}
+--replica-ca: /secrets/replica-ca/ca.crt
+{{- end }}
+{{- if hasKey $secrets "token" }}
+--token-file: /secrets/token/token
+{{- end }}
+{{- end -}}
+{{- define "shardmlp.secure" -}}
+{{- if and .Values.tls.secretName (or .Values.tls.clientCaSecretName .Values.tokenSecretName) -}}true{{- end -}}
+{{- end -}}
+{{/* Probes know no TLS. */}}
+{{- define "shardmlp.healthPort" -}}
+{{- ternary "50052" "50051" (ne "" .Values.tls.secretName) -}}
+{{- end -}}
+
 {{- define "shardmlp.flags" -}}
 - --model=/model
 - --dtype={{ .Values.model.dtype }}
@@ -55,7 +94,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 - --listen=0.0.0.0:50051
 - --metrics-address=0.0.0.0:9464
+{{- if include "shardmlp.secure" . | eq "" }}
 - --insecure-listen-anywhere
+{{- end }}
+{{- range $flag, $file := include "shardmlp.secretFiles" . | fromYaml }}
+- {{ $flag }}={{ $file }}
+{{- end }}
+{{- if .Values.tls.secretName }}
+- --health-listen=0.0.0.0:50052
+{{- end }}
 - --device={{ ternary "cuda" "cpu" .Values.gpu.enabled }}
 - --threads={{ .Values.cpus }}
 - --memory-bytes={{ .Values.memory.planGiB }}GiB
