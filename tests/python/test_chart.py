@@ -247,7 +247,10 @@ def test_monitoring_is_what_deploy_has_and_behind_switches(helm, tmp_path):
         if kind == "Service" and monitor["selector"]["matchLabels"].items() <= resource["metadata"]["labels"].items()
     ]
     assert len(watched) == 1, "each pod is scraped once"
-    assert monitor["endpoints"][0]["port"] in [port["name"] for port in watched[0]["spec"]["ports"]]
+    (endpoint,) = monitor["endpoints"]
+    assert endpoint["port"] in [port["name"] for port in watched[0]["spec"]["ports"]]
+    names_pods = {"sourceLabels": ["__meta_kubernetes_pod_name"], "targetLabel": "instance"}
+    assert names_pods in endpoint["relabelings"], "the dashboard tells replicas apart by instance"
 
     # The chart has links; a package has what they lead to.
     run = helm.run("package", CHART, "--destination", tmp_path)
