@@ -135,7 +135,7 @@ def test_answer_that_died_with_its_replica_is_asked_for_again(folder, pair, call
     there.set()
 
     def once_there():
-        there.wait()
+        there.wait(timeout=20)  # in vain where the cut ended the rpc before the server took it: then it lives on
         return connect(pair[1].target)
 
     proxy = CuttingProxy(once_there)
