@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 import safetensors.torch
 import torch
