@@ -68,22 +68,33 @@ class CuttingProxy:
         self._open: list[socket.socket] = []
         self._left: int | None = None
         self._hold: threading.Event | None = None  # set where what follows may go on
+        self._answers = False  # are held too
+        self._holds = False  # both directions, now
         self.passed = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut_at(self, message: int | None) -> None:
         """Counts from here: 1 cuts behind the next message; None never cuts."""
         with self._lock:
-            self._left, self._hold, self.passed = message, None, 0
+            self._left, self._hold, self._holds, self.passed = message, None, False, 0
 
-    def hold_at(self, message: int) -> None:
-        """As cut_at, but keeps what follows in the message's direction until release()."""
+    def hold_at(self, message: int, answers: bool = False) -> None:
+        """As cut_at, but keeps what follows in the message's direction, or with ``answers`` in both, until release() or
+        drop()."""
         with self._lock:
-            self._left, self._hold, self.passed = message, threading.Event(), 0
+            self._left, self._hold, self._holds, self.passed = message, threading.Event(), False, 0
+            self._answers = answers
 
     def release(self) -> None:
+        self._holds = False
         if self._hold is not None:
             self._hold.set()
+
+    def drop(self) -> None:
+        """Cuts every connection, and what is kept of it is lost."""
+        with self._lock:
+            self._cut()
+        self.release()
 
     @property
     def has_cut(self) -> bool:
@@ -119,8 +130,10 @@ class CuttingProxy:
                         if hold is None:
                             self._cut()
                             return
+                        self._holds = self._answers
                     if self._left is not None:
                         self._left -= len(ends)
+                    hold = self._hold if self._holds else hold
                 if hold is not None:
                     hold.wait()
                 sink.sendall(data)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import safetensors.torch
 import torch
@@ -131,14 +129,7 @@ def test_answer_that_died_with_its_replica_is_asked_for_again(folder, pair, call
     """All have committed the step. The trainer whose replica is gone has not heard so, and does it no second time."""
     expected = train([Trainer(folder, pair, rank) for rank in range(2)])
     start_anew(pair)
-    there = threading.Event()
-    there.set()
-
-    def once_there():
-        there.wait()
-        return connect(pair[1].target)
-
-    proxy = CuttingProxy(once_there)
+    proxy = CuttingProxy(lambda: connect(pair[1].target))
     trainers = [Trainer(folder, [pair[0], proxy], rank) for rank in range(2)]
 
     def first() -> None:
@@ -146,15 +137,10 @@ def test_answer_that_died_with_its_replica_is_asked_for_again(folder, pair, call
         pair[1].kill()
         pair[1].start()
         pair[1].await_serving(2)
-        there.set()
-
-    def cut() -> None:
-        there.clear()
-        proxy.cut_at(message)
+        proxy.drop()
 
     together(*(lambda t=t: t.step(0) for t in trainers))
-    together(first, lambda: trainers[1].step(1, cut))
-    assert proxy.has_cut
+    together(first, lambda: trainers[1].step(1, lambda: proxy.hold_at(message, answers=True)))
     together(*(lambda t=t: t.step(2) for t in trainers))
     assert [(trainer.redone, trainer.remote.step) for trainer in trainers] == [(0, 3), (0, 3)]
     state = trainers[1].remote.state_dict()

@@ -42,7 +42,7 @@ TEST(LogTest, WhatAClientSendsNeitherBreaksALineNorFillsADisk) {
     EXPECT_LT(line.size(), 2000u);
     for (const char byte : line) EXPECT_GE(byte < 0 ? 256 + byte : byte, 0x20);
   }
-  EXPECT_NO_THROW((void)nlohmann::json::parse("{" + LogLine(LogFormat::kJson, "rpc failed", fields) + "}"));
+  EXPECT_TRUE(nlohmann::json::accept("{" + LogLine(LogFormat::kJson, "rpc failed", fields) + "}"));
 }
 
 // Standard error, while it lives: a pipe that holds a page.

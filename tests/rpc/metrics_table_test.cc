@@ -82,7 +82,9 @@ TEST(MetricsTableTest, NamesHaveTheirUnitsAndCountersEndInTotal) {
     EXPECT_EQ(spec.type == SeriesType::kCounter, absl::EndsWith(spec.name, "_total")) << spec.name;
     EXPECT_EQ(spec.type == SeriesType::kHistogram, !spec.buckets.empty()) << spec.name;
     const std::string unit = spec.unit;
-    if (unit == "seconds" || unit == "bytes") EXPECT_TRUE(absl::StrContains(spec.name, unit)) << spec.name;
+    if (unit == "seconds" || unit == "bytes") {
+      EXPECT_TRUE(absl::StrContains(spec.name, unit)) << spec.name;
+    }
     EXPECT_TRUE(absl::EndsWith(spec.meaning, ".")) << spec.name;
   }
 }
