@@ -25,7 +25,7 @@ namespace shardmlp {
 struct RpcServerOptions {
   std::vector<std::string> listen = {"127.0.0.1:50051"};  // as CheckListenAddress takes them; port 0 takes a free one
   bool insecure_listen_anywhere = false;                  // addresses that are not loopback, without TLS
-  TlsFiles tls = {};          // of all addresses but Unix sockets; no cert: plaintext; a ca: clients need a certificate
+  TlsFiles tls = {};  // of all addresses but Unix sockets; no cert: plaintext; a ca: clients need a certificate
   std::string token_file = {};     // who may call; empty: everybody
   std::string health_listen = {};  // host:port of a plaintext server of health alone; empty: none
   MessageLimits limits = {};

@@ -124,7 +124,7 @@ TEST_F(CheckpointNamesTest, WhateverIsDrawnStaysInside) {
 
 TEST_F(CheckpointNamesTest, WhatIsAllowedIsAFileInTheFolder) {
   for (const std::string& name : {std::string("a"), std::string("A-_9"), std::string("latest"),
-                                 std::string("step-000100"), std::string("v1.2"), std::string(120, 'x')}) {
+                                  std::string("step-000100"), std::string("v1.2"), std::string(120, 'x')}) {
     ASSERT_TRUE(store_->Save(name, StateOf(model_, 3)).ok()) << name;
     EXPECT_TRUE(fs::is_directory(fs::path(folder_ / "in/here") / name)) << name;
     EXPECT_TRUE(store_->Load(name).ok()) << name;

@@ -171,7 +171,6 @@ def test_prometheus_sees_every_series_move(folder, serve, offload, prometheus):
     assert labels_of_families(monitor) == {name: labels for name, (_, labels) in FAMILIES.items()}
     assert {re.sub(r"({.*|_count)$", "", series.partition("{")[0]) for series in MOVING} | RESTING == FAMILIES.keys()
     for series, count in MOVING.items():
-<<<<<<< HEAD
         await_all(monitor, f"max_over_time({series}[5m]) - min_over_time({series}[5m])", count)
     await_all(monitor, 'shardmlp_planned_memory_bytes{use!="master_weights"}', 7)
     await_all(monitor, "process_resident_memory_bytes < process_virtual_memory_bytes", 1)
@@ -179,15 +178,6 @@ def test_prometheus_sees_every_series_move(folder, serve, offload, prometheus):
     planned = "sum by (instance) (shardmlp_planned_memory_bytes)"
     await_all(monitor, f"shardmlp_memory_bound_bytes > on (instance) {planned}", 1)
     await_all(monitor, "shardmlp_replicas == shardmlp_replica_members", 1)
-=======
-        monitor.await_all(f"max_over_time({series}[5m]) - min_over_time({series}[5m])", count)
-    monitor.await_all('shardmlp_failures_total{reason="UNKNOWN_CHECKPOINT"}', 1)
-    monitor.await_all('shardmlp_planned_memory_bytes{use!="master_weights"}', 7)
-    monitor.await_all("process_resident_memory_bytes < process_virtual_memory_bytes", 1)
-    monitor.await_all("process_open_fds", 1)
-    monitor.await_all("shardmlp_replica_members", 1)
-    assert monitor.values("shardmlp_synced_bytes_total") == {(): 0}, "there is no other replica"
->>>>>>> main
     assert monitor.values("shardmlp_queued_tiles").keys() == {()}
     # As a dashboard asks.
     quantiles = "histogram_quantile(0.9, sum by (pass, stage, le) (rate(shardmlp_stage_seconds_bucket[1m])))"
