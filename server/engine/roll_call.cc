@@ -10,10 +10,6 @@
 namespace shardmlp {
 namespace {
 
-bool IsOf(const TrainerReport& report, const StepPosition& open) {
-  return report.step == open.step && report.attempt == open.attempt;
-}
-
 absl::Status Conflict(const std::string& message) {
   return Error(absl::StatusCode::kFailedPrecondition, Reason::kRunConflict, message);
 }

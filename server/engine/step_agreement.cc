@@ -9,14 +9,6 @@
 #include "server/log.h"
 
 namespace shardmlp {
-namespace {
-
-template <typename Message>
-bool IsOf(const Message& message, const StepPosition& open) {
-  return message.step == open.step && message.attempt == open.attempt;
-}
-
-}  // namespace
 
 void StepProtocol::Agreed(int64_t index, int from, StepMessage message, absl::Time now, Outbox& outbox) {
   auto act = [this, index, from, message = std::move(message), now](Outbox& outbox) {

@@ -10,14 +10,6 @@
 #include "server/engine/step_errors.h"
 
 namespace shardmlp {
-namespace {
-
-template <typename Spec>
-bool IsOf(const Spec& spec, const CommitSpec& decision) {
-  return spec.step == decision.step && spec.attempt == decision.attempt;
-}
-
-}  // namespace
 
 StepProtocol::StepProtocol(StepDevice& device, StepPeers& peers, Metrics& metrics, std::vector<std::string> tensors,
                            absl::Duration seal_timeout, int64_t first_weights_version, int rank)

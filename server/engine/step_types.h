@@ -18,6 +18,12 @@ struct StepPosition {
   friend bool operator==(const StepPosition&, const StepPosition&) = default;
 };
 
+// Whether both, which have a step and an attempt, are of the same attempt.
+template <typename Message, typename Attempt>
+bool IsOf(const Message& message, const Attempt& attempt) {
+  return message.step == attempt.step && message.attempt == attempt.attempt;
+}
+
 enum class SessionRole { kTrain, kRead };
 
 struct SessionSpec {
