@@ -28,7 +28,7 @@ TEST(LogTest, TextIsOneLineThatPeopleRead) {
 TEST(LogTest, JsonIsOneLineThatProgramsRead) {
   const std::string line = LogLine(LogFormat::kJson, "step committed", kFields);
   EXPECT_EQ(line.find('\n'), std::string::npos);
-  const auto read = nlohmann::json::parse("{" + line + "}");
+  const auto read = nlohmann::json::parse(absl::StrCat("{", line, "}"));
   EXPECT_EQ(read["message"], "step committed");
   EXPECT_EQ(read["session"], 7);
   EXPECT_EQ(read["norm"], 0.5);
@@ -42,7 +42,7 @@ TEST(LogTest, WhatAClientSendsNeitherBreaksALineNorFillsADisk) {
     EXPECT_LT(line.size(), 2000u);
     for (const char byte : line) EXPECT_GE(byte < 0 ? 256 + byte : byte, 0x20);
   }
-  EXPECT_TRUE(nlohmann::json::accept("{" + LogLine(LogFormat::kJson, "rpc failed", fields) + "}"));
+  EXPECT_TRUE(nlohmann::json::accept(absl::StrCat("{", LogLine(LogFormat::kJson, "rpc failed", fields), "}")));
 }
 
 // Standard error, while it lives: a pipe that holds a page.
