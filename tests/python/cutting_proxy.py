@@ -110,7 +110,11 @@ class CuttingProxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = self._connect()
+                try:
+                    server = self._connect()
+                except OSError:  # nobody is there
+                    client.close()
+                    continue
                 with self._lock:
                     self._open += [client, server]
                 for source, sink, preface in ((client, server, PREFACE), (server, client, b"")):
