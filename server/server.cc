@@ -57,6 +57,7 @@ absl::Status Server::Load(std::ostream& out) {
   rpc_->BoundMessages(message_bytes);
   metrics_.SetMemoryBound(backend->device().host_bytes - spare_bytes + message_bytes);
   EngineOptions engine = options_.engine;
+  engine.hang_timeout = options_.replicas.sum_timeout;
   std::unique_ptr<CheckpointStore> checkpoints;
   if (!options_.checkpoint_dir.empty()) {
     SHARDMLP_ASSIGN_OR_RETURN(checkpoints, CheckpointStore::Open(options_.checkpoint_dir, folder->spec()));

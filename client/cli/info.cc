@@ -83,7 +83,8 @@ void PrintInfoAsJson(const ServedModel& model, std::ostream& out) {
   json["replica"] = {{"rank", model.replica.rank},
                      {"replica_count", model.replica.replica_count},
                      {"member_count", model.replica.member_count},
-                     {"generation", model.replica.generation}};
+                     {"generation", model.replica.generation},
+                     {"member_ranks", model.replica.member_ranks}};
   for (const MemoryUse& use : MemoryUses(model.memory)) json["memory"][std::string(use.key)] = use.bytes;
   json["trainers"] = nlohmann::json::array();
   for (const ClientTrainer& trainer : model.trainers) {

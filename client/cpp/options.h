@@ -38,6 +38,10 @@ struct ClientOptions {
   // Asked every kInterruptInterval by each thread that waits in a call, with no lock held. True ends the call, which
   // then fails with CANCELLED (CANCELLED) where it had not ended by itself. Empty: nothing interrupts.
   std::function<bool()> interrupted = {};
+  // Asked after each failure of a call that would be sent again, by the thread that waits in it, with no lock held.
+  // True ends the tries: the call fails with UNAVAILABLE (UNREACHABLE). For who knows that the server won't be back
+  // soon.
+  std::function<bool()> abandoned = {};
 };
 
 inline constexpr absl::Duration kInterruptInterval = absl::Milliseconds(100);

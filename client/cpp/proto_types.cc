@@ -105,10 +105,12 @@ absl::StatusOr<ServedModel> FromProto(const v1::GetModelResponse& response) {
                               .sealed = trainer.sealed()});
   }
   model.memory = FromProto(response.memory());
-  model.replica = {.rank = response.replica().rank(),
-                   .replica_count = std::max(response.replica().replica_count(), 1),
-                   .member_count = response.replica().member_count(),
-                   .generation = response.replica().generation()};
+  model.replica = {
+      .rank = response.replica().rank(),
+      .replica_count = std::max(response.replica().replica_count(), 1),
+      .member_count = response.replica().member_count(),
+      .generation = response.replica().generation(),
+      .member_ranks = {response.replica().member_ranks().begin(), response.replica().member_ranks().end()}};
   return model;
 }
 

@@ -41,7 +41,8 @@ absl::Status Retries::AfterFailure(const absl::Status& failure) {
   const absl::Duration longest = std::min(
       options_.initial_backoff * static_cast<double>(int64_t{1} << std::min(tries_ - 1, 30)), options_.max_backoff);
   const absl::Duration backoff = longest * absl::Uniform(random_, 0.5, 1.0);
-  if (now + backoff > first_failure_ + options_.budget) {
+  const auto& abandoned = connections_.options().abandoned;
+  if (now + backoff > first_failure_ + options_.budget || (abandoned && abandoned())) {
     std::string tls;
     if (IsConnectionLost(failure)) {
       tls = TlsProblem(connections_.target(), connections_.options().credentials, kTlsTimeout);

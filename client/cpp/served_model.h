@@ -61,6 +61,7 @@ struct ClientReplica {
   int replica_count = 1;
   int member_count = 1;  // that are there now
   int64_t generation = 0;
+  std::vector<int> member_ranks = {};
 };
 
 struct ServedModel {

@@ -33,6 +33,7 @@ struct ReplicaPlace {
   int count = 1;
   int member_count = 1;    // that are there now; 0 between two generations
   int64_t generation = 0;  // of them; 0: none yet
+  std::vector<int> member_ranks = {0};
 };
 
 // Rows of a tensor in the file's own orientation.

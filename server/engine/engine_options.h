@@ -18,9 +18,13 @@ struct EngineOptions {
   int64_t max_session_count = 256;
   absl::Duration lease = absl::Seconds(30);        // a session's life without a sign of it
   absl::Duration seal_timeout = absl::Minutes(5);  // how long a seal waits for the other trainers
-  std::function<absl::Time()> clock = absl::Now;   // that lease and seal_timeout go by; thread-safe
-  std::string restore = {};                        // checkpoint to start from; empty: none
-  int64_t first_weights_version = 0;  // of the loaded weights; 0: drawn at random, for no two engines alike
+  // How long a thread that the other replicas wait for may be at one thing before this replica leaves them: at a job of
+  // the device; at what takes as long as disks and networks do, a file of a checkpoint or a sum of all gradients.
+  absl::Duration hang_timeout = absl::Minutes(1);
+  absl::Duration long_timeout = absl::Minutes(30);
+  std::function<absl::Time()> clock = absl::Now;  // that these times go by; thread-safe
+  std::string restore = {};                       // checkpoint to start from; empty: none
+  int64_t first_weights_version = 0;              // of the loaded weights; 0: drawn at random, for no two engines alike
 
   // Of `count` sessions, calls or bytes of the stash, those that readers may have: the rest is for trainers, whom no
   // reader may shut out. A frozen server's sessions are all alike.

@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "kernels/status.h"
@@ -14,11 +16,15 @@ namespace shardmlp {
 
 ReplicaPlace ServingEngine::replica() const {
   absl::MutexLock lock(&mutex_);
-  const int members = generation_ == nullptr ? 0 : static_cast<int>(generation_->members.size());
-  return {replicas_->rank(), replicas_->size(), members, state_generation_};
+  std::vector<int> members;
+  if (generation_ != nullptr) {
+    for (const ReplicaMember& member : generation_->members) members.push_back(member.rank);
+  }
+  return {replicas_->rank(), replicas_->size(), static_cast<int>(members.size()), state_generation_, members};
 }
 
 absl::Status ServingEngine::OnDevice(const std::function<absl::Status()>& work) {
+  const Pulse::Scope waits(sync_->pulse(), Pulse::At::kReplicas);
   absl::Notification done;
   absl::Status status;
   scheduler_->SubmitControl([&](const absl::Status& turn) {
@@ -71,6 +77,10 @@ void ServingEngine::Agreed(int64_t index, int from_rank, const std::string& mess
   if (!parsed.ok()) return Fail(parsed.status());
   Outbox outbox;
   absl::MutexLock lock(&mutex_);
+  if (std::holds_alternative<Arrival>(*parsed)) {
+    ++arrivals_[from_rank];
+    return;
+  }
   step_.Agreed(index, from_rank, *std::move(parsed), options_.clock(), outbox);
   UpdateAdmission(outbox);
 }
@@ -87,12 +97,13 @@ void ServingEngine::Lost(const absl::Status& why, bool heard_all) {
   Outbox outbox;
   absl::MutexLock lock(&mutex_);
   generation_ = nullptr;
+  sync_stillness_ = Stillness();  // what it's at, if a collective, is aborted from now on
   step_.Lost(why, heard_all, outbox);
 }
 
 void ServingEngine::Refused(const absl::Status& why) { Fail(why); }
 
-void ServingEngine::Rejoin(Outbox& /*outbox*/) {
+void ServingEngine::Rejoin() {
   // After the collectives of the generation that is over: they may leave a state that is torn.
   sync_->Submit([this] { JoinReplicas(); });
 }
@@ -100,13 +111,56 @@ void ServingEngine::Rejoin(Outbox& /*outbox*/) {
 void ServingEngine::JoinReplicas() {
   ReplicaState state;
   {
+    const Pulse::Scope waits(sync_->pulse(), Pulse::At::kReplicas);
     absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(this, &ServingEngine::may_join));
     if (stopping_ || !health_.ok()) return;
     const StepPosition position = step_.JoinPosition();
-    state = {state_generation_, position.step, position.attempt, position.weights_version};
-    if (!whole_.ok()) state = {0, kNoStep, position.attempt, 0};
+    state = {state_generation_, state_generation_ == 0 ? checkpoint_generation_ : 0, position.step, position.attempt,
+             position.weights_version};
+    if (!whole_.ok()) state = {.step = kNoStep, .attempt = position.attempt};
   }
   replicas_->Join(state, *this);
+}
+
+absl::Status ServingEngine::Gather(const Generation& generation) {
+  if (generation.group->size() == 1) return absl::OkStatus();
+  const Pulse::Scope waits(sync_->pulse(), Pulse::At::kReplicas);
+  const auto is_over = [&] {
+    mutex_.AssertReaderHeld();
+    return generation_ == nullptr || generation_->number != generation.number || stopping_ || !health_.ok();
+  };
+  const auto is_done = [&] {
+    mutex_.AssertReaderHeld();
+    return is_over() || Late().empty();
+  };
+  {
+    Outbox outbox;
+    absl::MutexLock lock(&mutex_);
+    if (!is_over()) {
+      ++gathers_;
+      Propose(Arrival(), outbox);
+    }
+  }
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&is_done));
+  if (is_over()) return Error(absl::StatusCode::kUnavailable, Reason::kReplicaLost, "the generation is over");
+  return absl::OkStatus();
+}
+
+std::vector<int> ServingEngine::Late() const {
+  std::vector<int> late;
+  for (const auto& [rank, count] : arrivals_) {
+    if (count < gathers_) late.push_back(rank);
+  }
+  return late;
+}
+
+std::string ServingEngine::Missing() const {
+  if (generation_ == nullptr) return replicas_->Missing();
+  const std::vector<int> late = Late();
+  if (late.empty()) return "";
+  return absl::StrCat(late.size() == 1 ? "rank " : "ranks ", absl::StrJoin(late, ", "), " not ready yet");
 }
 
 void ServingEngine::Formed(const Generation& generation) {
@@ -119,6 +173,9 @@ void ServingEngine::Formed(const Generation& generation) {
   generation_ = std::make_shared<const Generation>(generation);
   metrics_.SetReplicas(generation.number, static_cast<int64_t>(generation.members.size()));
   admitting_ = false;
+  arrivals_.clear();
+  for (const ReplicaMember& member : generation.members) arrivals_[member.rank] = 0;
+  gathers_ = 0;
   sync_->Submit([this, generation = generation_] { GoOnTogether(*generation); });
 }
 
@@ -148,9 +205,15 @@ absl::StatusOr<std::vector<double>> ServingEngine::SumOverReplicas(const Generat
 }
 
 absl::StatusOr<bool> ServingEngine::SumTogether(const Generation& generation, StepPosition of) {
+  const absl::Cleanup resume = [this] { ResumeSaves(); };
+  if (!backend_->device().unified_memory) {  // the device is needed all along
+    absl::MutexLock lock(&mutex_);
+    saves_wait_ = true;
+  }
   ReplicaSync sync(*backend_, model_, *parameters_, generation, [this](const auto& work) { return OnDevice(work); });
   // The tiles that were counted are done once the device thread has been here.
   SHARDMLP_RETURN_IF_ERROR(OnDevice([] { return absl::OkStatus(); }));
+  SHARDMLP_RETURN_IF_ERROR(Gather(generation));
   const auto is_open = [this, of] {
     absl::MutexLock lock(&mutex_);
     return step_.position() == of;

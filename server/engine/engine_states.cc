@@ -34,11 +34,15 @@ bool AllAre(const Generation& generation, const ReplicaState& state) {
 // Keeps the device thread from starting anything, from when it's made until it's destroyed.
 class ServingEngine::DeviceHold {
  public:
-  explicit DeviceHold(Scheduler& scheduler) : state_(std::make_shared<State>()) {
-    scheduler.SubmitControl([state = state_](const absl::Status& turn) {
+  // On the sync thread, whose `pulse` stands for both from then on.
+  DeviceHold(Scheduler& scheduler, Pulse& pulse) : state_(std::make_shared<State>()) {
+    const Pulse::Scope waits(pulse, Pulse::At::kReplicas);
+    scheduler.SubmitControl([state = state_, &scheduler](const absl::Status& turn) {
       state->turn = turn;
       state->held.Notify();
-      if (turn.ok()) state->released.WaitForNotification();
+      if (!turn.ok()) return;
+      const Pulse::Scope held(scheduler.pulse(), Pulse::At::kReplicas);
+      state->released.WaitForNotification();
     });
     state_->held.WaitForNotification();
   }
@@ -71,7 +75,7 @@ void ServingEngine::GoOnTogether(const Generation& generation) {
   absl::StatusOr<StateHeader> shared;
   std::optional<DeviceHold> hold;
   if (alike.ok() && !*alike) {
-    hold.emplace(*scheduler_);
+    hold.emplace(*scheduler_, sync_->pulse());
     StateHeader header{"", target, std::nullopt, parameters_->updates()};
     {
       absl::MutexLock lock(&mutex_);
@@ -92,7 +96,7 @@ void ServingEngine::GoOnTogether(const Generation& generation) {
   if (generation_ == nullptr || generation_->number != generation.number) return;
   std::vector<int> ranks;
   for (const ReplicaMember& member : generation.members) ranks.push_back(member.rank);
-  step_.Formed(ranks, outbox);
+  step_.Formed(generation.number, ranks, outbox);
   formed_ = true;
   UpdateAdmission(outbox);
 }
@@ -101,6 +105,7 @@ absl::StatusOr<StateHeader> ServingEngine::ShareState(const Generation& generati
                                                       bool replaces) {
   ReplicaSync sync(*backend_, model_, *parameters_, generation,
                    [this](const auto& work) { return NoteDevice(work()); });
+  SHARDMLP_RETURN_IF_ERROR(Gather(generation));
   SHARDMLP_ASSIGN_OR_RETURN(StateHeader shared, sync.ShareHeader(root, header));
   if (!shared.failure.empty()) return Error(absl::StatusCode::kUnavailable, Reason::kReplicaMissing, shared.failure);
   const auto set_whole = [&](const absl::Status& whole) {
@@ -127,13 +132,14 @@ void ServingEngine::Restore(int from, const CheckpointEdition& checkpoint) {
 }
 
 void ServingEngine::RestoreTogether(const Generation* generation, int from, const CheckpointEdition& checkpoint) {
-  const DeviceHold hold(*scheduler_);
+  const DeviceHold hold(*scheduler_, sync_->pulse());
   const bool here = from == replicas_->rank();
   // What stays where the generation was lost before this was its turn.
   absl::StatusOr<int64_t> step = absl::UnavailableError("the replica that has it is lost");
   if (!hold.status().ok()) {
     step = hold.status();
   } else if (here) {
+    const Pulse::Scope files(sync_->pulse(), Pulse::At::kFiles);
     step = RestoreHere(checkpoint);
   }
   if (generation != nullptr && generation->group->size() > 1) {

@@ -107,11 +107,51 @@ void ServingEngine::SaveCheckpoint(const std::string& name, Done<CheckpointInfo>
     return done(Error(absl::StatusCode::kFailedPrecondition, Reason::kCheckpointDisabled,
                       "the server is frozen: it has no optimizer state to save"));
   }
-  RunOnDevice<CheckpointInfo>(std::move(done), [this, name]() -> absl::StatusOr<CheckpointInfo> {
-    SHARDMLP_ASSIGN_OR_RETURN(CheckpointInfo saved, checkpoints_->Save(name, parameters_->Snapshot(position().step)));
-    LogInfo("checkpoint saved", {{"name", name}, {"step", saved.step}});
-    return saved;
+  SubmitSave([this, name, done = std::move(done)](absl::Status turn) mutable {
+    // What a device that failed still holds may be half of a step.
+    if (turn.ok()) turn = usable();
+    done(turn.ok() ? Save(name) : absl::StatusOr<CheckpointInfo>(turn));
   });
+}
+
+absl::StatusOr<CheckpointInfo> ServingEngine::Save(const std::string& name) {
+  const Pulse::Scope files(scheduler_->pulse(), Pulse::At::kFiles);
+  CheckpointState state = parameters_->Snapshot(position().step);
+  state.generation = replica().generation;
+  for (auto* tensors : {&state.weights, &state.optimizer}) {
+    for (CheckpointTensor& tensor : *tensors) {
+      tensor.read = [this, read = std::move(tensor.read)](absl::Span<char> out) {
+        const Pulse::Scope next(scheduler_->pulse(), Pulse::At::kFiles);  // it goes on
+        return read(out);
+      };
+    }
+  }
+  SHARDMLP_ASSIGN_OR_RETURN(CheckpointInfo saved, checkpoints_->Save(name, state));
+  LogInfo("checkpoint saved", {{"name", name}, {"step", saved.step}});
+  return saved;
+}
+
+void ServingEngine::SubmitSave(Scheduler::ControlJob save) {
+  scheduler_->SubmitTensorJob([this, save = std::move(save)](absl::Status turn) mutable {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (turn.ok() && saves_wait_) {
+        waiting_saves_.push_back(std::move(save));
+        return;
+      }
+    }
+    save(std::move(turn));
+  });
+}
+
+void ServingEngine::ResumeSaves() {
+  std::vector<Scheduler::ControlJob> saves;
+  {
+    absl::MutexLock lock(&mutex_);
+    saves_wait_ = false;
+    saves.swap(waiting_saves_);
+  }
+  for (Scheduler::ControlJob& save : saves) SubmitSave(std::move(save));
 }
 
 void ServingEngine::RestoreCheckpoint(const std::string& name, Done<StepPosition> done) {
@@ -128,6 +168,7 @@ void ServingEngine::RestoreCheckpoint(const std::string& name, Done<StepPosition
       if (restored.has_value()) return outbox.Add(std::move(done), absl::StatusOr<StepPosition>(*restored));
     }
     // Everything that can be wrong with the checkpoint is found here, before anything is changed.
+    const Pulse::Scope files(scheduler_->pulse(), Pulse::At::kFiles);
     absl::StatusOr<std::shared_ptr<Checkpoint>> checkpoint = turn.ok() ? OpenCheckpoint(name) : turn;
     if (!checkpoint.ok()) return outbox.Add(std::move(done), absl::StatusOr<StepPosition>(checkpoint.status()));
     absl::MutexLock lock(&mutex_);
@@ -161,17 +202,25 @@ absl::StatusOr<int64_t> ServingEngine::RestoreHere(const CheckpointEdition& edit
   SHARDMLP_RETURN_IF_ERROR(NoteDevice(
       Annotate(parameters_->Restore(*checkpoint), absl::StrCat("checkpoint ", edition.name, " in part restored"))));
   LogInfo("checkpoint restored", {{"name", edition.name}, {"step", checkpoint->step()}});
+  absl::MutexLock lock(&mutex_);
+  checkpoint_generation_ = checkpoint->generation();
   return checkpoint->step();
 }
 
 void ServingEngine::ListCheckpoints(Done<std::vector<CheckpointInfo>> done) {
   if (const absl::Status status = CheckCheckpoints(); !status.ok()) return done(status);
-  RunOnDevice<std::vector<CheckpointInfo>>(std::move(done), [this] { return checkpoints_->List(); });
+  RunOnDevice<std::vector<CheckpointInfo>>(std::move(done), [this] {
+    const Pulse::Scope files(scheduler_->pulse(), Pulse::At::kFiles);
+    return checkpoints_->List();
+  });
 }
 
 void ServingEngine::DeleteCheckpoint(const std::string& name, Done<CheckpointInfo> done) {
   if (const absl::Status status = CheckCheckpoints(); !status.ok()) return done(status);
-  RunOnDevice<CheckpointInfo>(std::move(done), [this, name] { return checkpoints_->Delete(name); });
+  RunOnDevice<CheckpointInfo>(std::move(done), [this, name] {
+    const Pulse::Scope files(scheduler_->pulse(), Pulse::At::kFiles);
+    return checkpoints_->Delete(name);
+  });
 }
 
 }  // namespace shardmlp

@@ -31,6 +31,7 @@ void JobThread::Run() {
       job = std::move(jobs_.front());
       jobs_.pop_front();
     }
+    const Pulse::Scope works(pulse_, Pulse::At::kWork);
     job();
   }
 }

@@ -7,6 +7,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/synchronization/mutex.h"
+#include "server/engine/pulse.h"
 
 namespace shardmlp {
 
@@ -21,10 +22,14 @@ class JobThread {
   // nothing.
   void Stop();
 
+  // At work while it does a job, unless that says otherwise.
+  Pulse& pulse() { return pulse_; }
+
  private:
   void Run();
   bool JobOrStopped() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopped_ || !jobs_.empty(); }
 
+  Pulse pulse_;
   absl::Mutex mutex_;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<absl::AnyInvocable<void()>> jobs_ ABSL_GUARDED_BY(mutex_);

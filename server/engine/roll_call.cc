@@ -1,6 +1,7 @@
 #include "server/engine/roll_call.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -22,16 +23,32 @@ void RollCall::Begin(const std::vector<int>& replicas) {
   for (const int replica : replicas) reported_[replica] = false;
 }
 
-std::map<int, absl::Status> RollCall::Take(int from, TrainerReport report) {
-  std::map<int, absl::Status> refused;
-  for (const auto& [rank, sealed] : report.sealed) {
+std::vector<RollCall::Refusal> RollCall::Take(int from, TrainerReport report) {
+  std::vector<Refusal> refused = LetMove(from, report);
+  for (auto trainer = report.sealed.begin(); trainer != report.sealed.end();) {
+    const int rank = trainer->first;
     const absl::Status status =
         Check(from, {report.run_id, SessionRole::kTrain, report.trainer_count, rank, /*opening_id=*/0});
-    if (!status.ok()) refused[rank] = status;
+    if (!status.ok()) refused.push_back({from, rank, status});
+    trainer = status.ok() ? std::next(trainer) : report.sealed.erase(trainer);
   }
-  for (const auto& [rank, status] : refused) report.sealed.erase(rank);
   reports_[from] = std::move(report);
   reported_[from] = true;
+  return refused;
+}
+
+std::vector<RollCall::Refusal> RollCall::LetMove(int from, const TrainerReport& report) {
+  std::vector<Refusal> refused;
+  for (auto& [replica, other] : reports_) {
+    if (replica == from || other.run_id != report.run_id) continue;
+    for (const auto& [rank, opened] : report.opened) {
+      if (!other.sealed.contains(rank) || other.opened[rank] >= opened) continue;
+      other.sealed.erase(rank);
+      refused.push_back({replica, rank,
+                         Conflict(absl::StrCat("rank ", rank, " of run '", report.run_id, "' has moved from replica ",
+                                               replica, " to replica ", from))});
+    }
+  }
   return refused;
 }
 

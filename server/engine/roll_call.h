@@ -17,9 +17,16 @@ class RollCall {
   // A new set of replicas, by rank; nothing that was said before counts.
   void Begin(const std::vector<int>& replicas);
 
+  // A trainer that can't be where it is.
+  struct Refusal {
+    int replica = 0;
+    int trainer_rank = 0;
+    absl::Status why;
+  };
   // Takes what replica `from` says in place of what it said before, but for the trainers that can't be: of another run
-  // than another replica's trainers, or of a rank that is connected there. Returns why not, by their ranks.
-  std::map<int, absl::Status> Take(int from, TrainerReport report);
+  // than another replica's trainers, or of a rank that is connected there. Where that one came in an earlier
+  // generation, the trainer has moved, and it's the other that can't be.
+  std::vector<Refusal> Take(int from, TrainerReport report);
   // Whether Take would take a trainer from replica `at`. FAILED_PRECONDITION (RUN_CONFLICT).
   absl::Status Check(int at, const SessionSpec& trainer) const;
 
@@ -42,6 +49,8 @@ class RollCall {
   std::string NonFiniteOrigin(const StepPosition& open) const;
 
  private:
+  // Forgets trainers of other replicas than `from` whose rank came to that one later.
+  std::vector<Refusal> LetMove(int from, const TrainerReport& report);
   // Trainers of all replicas by rank, and whether they have sealed the attempt.
   std::map<int, bool> Sealed(const StepPosition& open) const;
   int trainer_count() const;  // of the run; 0 where there is none

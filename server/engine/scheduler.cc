@@ -123,6 +123,7 @@ void Scheduler::Run() {
       control = TakeControl();
       if (!control && !turns_.empty() && started.size() < depth_) tile = TakeTile();
     }
+    const Pulse::Scope works(pulse_, Pulse::At::kWork);
     if (control) {
       while (!started.empty()) finish_oldest();
       control(absl::OkStatus());

@@ -11,6 +11,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "server/engine/pulse.h"
 
 namespace shardmlp {
 
@@ -55,6 +56,8 @@ class Scheduler {
 
   // Submitted and not started.
   int64_t queued_tile_count() const;
+  // The device thread's: at work while it starts or finishes a tile, or runs a job, unless that says otherwise.
+  Pulse& pulse() { return pulse_; }
 
  private:
   void Run();
@@ -66,6 +69,7 @@ class Scheduler {
   std::unique_ptr<TileJob> TakeTile() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const size_t depth_;
+  Pulse pulse_;
   mutable absl::Mutex mutex_;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<ControlJob> controls_ ABSL_GUARDED_BY(mutex_);

@@ -193,25 +193,6 @@ void ServingEngine::DiscardStep(const DiscardSpec& spec, Done<StepPosition> done
   step_.Discard(spec, std::move(done), outbox);
 }
 
-void ServingEngine::WatchTime() {
-  const absl::Duration period =
-      std::clamp(std::min(options_.lease, options_.seal_timeout) / 8, absl::Milliseconds(5), absl::Seconds(1));
-  while (true) {
-    Outbox outbox;
-    absl::MutexLock lock(&mutex_);
-    if (mutex_.AwaitWithTimeout(absl::Condition(this, &ServingEngine::stopping), period)) return;
-    const absl::Time now = options_.clock();
-    for (const int64_t session_id : sessions_.Expire(now)) {
-      step_.RemoveTrainer(session_id, /*lost=*/true, outbox);
-      stash_->ReleaseSession(session_id);
-      outbox.Do([session_id] { LogWarning("session lost: its lease ended", {{"session", session_id}}); });
-    }
-    step_.ExpireSeals(now, outbox);
-    UpdateSessionMetrics();
-    metrics_.SetQueuedTiles(scheduler_->queued_tile_count());
-  }
-}
-
 void ServingEngine::StartDraining() {
   absl::MutexLock lock(&mutex_);
   draining_ = true;

@@ -3,6 +3,7 @@
 
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,6 +18,7 @@
 #include "server/engine/job_thread.h"
 #include "server/engine/lane.h"
 #include "server/engine/parameters.h"
+#include "server/engine/pulse.h"
 #include "server/engine/scheduler.h"
 #include "server/engine/session_table.h"
 #include "server/engine/stash.h"
@@ -90,7 +92,8 @@ class ServingEngine final : public Engine,
   void ReleaseStash() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Restore(int from, const CheckpointEdition& checkpoint) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Propose(const StepMessage& message, Outbox& outbox) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Rejoin(Outbox& outbox) override;
+  void Rejoin() override;
+  std::string Missing() const override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // ReplicaObserver.
   void Formed(const Generation& generation) override;
@@ -117,6 +120,9 @@ class ServingEngine final : public Engine,
   absl::Status CheckVersion(const BackwardSpec& header, int64_t weights_version) const;
   // Whether a session may act on the step.
   absl::Status CheckStepCaller(int64_t session_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Does `save` on the device thread; not while a sum needs that.
+  void SubmitSave(Scheduler::ControlJob save);
+  void ResumeSaves();
   // Whether there is a checkpoint folder.
   absl::Status CheckCheckpoints() const;
   // Runs `job` on the device thread and answers with its result, or with why it could not run.
@@ -130,7 +136,7 @@ class ServingEngine final : public Engine,
   absl::Status usable() const;
   absl::Status Usable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return health_.ok() ? whole_ : health_; }
 
-  // Does `work` on the device thread, ahead of tiles, and waits for it.
+  // Does `work` on the device thread, ahead of tiles, and waits for it; on the sync thread.
   absl::Status OnDevice(const std::function<absl::Status()>& work);
   // What was proposed, in order; without the lock.
   void SendProposals();
@@ -138,8 +144,16 @@ class ServingEngine final : public Engine,
   void UpdateAdmission(Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StopReplicas();
 
+  // Leaves the replicas where a thread that they wait for hangs, until it goes on.
+  void WatchThreads(absl::Time now, Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // "the device thread"; empty where none hangs.
+  std::string Hanging(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   // On the sync thread.
   void JoinReplicas();
+  // Returns once all replicas of the generation are here. By messages, with no bound: who is busy with a checkpoint
+  // takes as long as that takes, and who hangs leaves. A wait for a peer in a collective is bounded, and comes after.
+  absl::Status Gather(const Generation& generation);
   void LeaveReplicas(const absl::Status& why);
   void GoOnTogether(const Generation& generation);
   // All replicas get the state of number `root`, whose `header` counts; the device thread must be held. `replaces`:
@@ -155,6 +169,7 @@ class ServingEngine final : public Engine,
 
   // On the device thread, or while it is held.
   absl::Status ApplyOptimizer(absl::Span<const Hyperparameters> hyperparameters, const CommitSpec& decision);
+  absl::StatusOr<CheckpointInfo> Save(const std::string& name);
   absl::StatusOr<std::shared_ptr<Checkpoint>> OpenCheckpoint(const std::string& name);
   // The one that has the name now; without an edition where there is none.
   CheckpointEdition EditionOf(const std::string& name) const;
@@ -165,6 +180,9 @@ class ServingEngine final : public Engine,
   void WatchTime();
   void UpdateSessionMetrics() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool stopping() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_; }
+  bool may_join() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return hung_.ok() || stopping_ || !health_.ok(); }
+  // Members of the generation that have not come to where this one is.
+  std::vector<int> Late() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   bool formed_or_failed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return formed_ || !health_.ok(); }
   bool decided() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !step_.Deciding(); }
   bool settled() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !step_.Deciding() && !step_.CanHandBack(); }
@@ -195,13 +213,21 @@ class ServingEngine final : public Engine,
 
   std::shared_ptr<const Generation> generation_ ABSL_GUARDED_BY(mutex_);  // null: none
   int64_t state_generation_ ABSL_GUARDED_BY(mutex_) = 0;                  // whose state is here; 0: none yet
-  bool formed_ ABSL_GUARDED_BY(mutex_) = false;                           // once there was one
-  bool admitting_ ABSL_GUARDED_BY(mutex_) = false;                        // as Replicas::Admit was told
+  int64_t checkpoint_generation_ ABSL_GUARDED_BY(mutex_) = 0;             // of the checkpoint that it started from
+  std::map<int, int64_t> arrivals_ ABSL_GUARDED_BY(mutex_);               // of each in the generation, by rank
+  int64_t gathers_ ABSL_GUARDED_BY(mutex_) = 0;                           // that this one came to in it
+  Stillness device_stillness_ ABSL_GUARDED_BY(mutex_);
+  Stillness sync_stillness_ ABSL_GUARDED_BY(mutex_);
+  absl::Status hung_ ABSL_GUARDED_BY(mutex_);       // else: the thread that hangs
+  bool formed_ ABSL_GUARDED_BY(mutex_) = false;     // once there was one
+  bool admitting_ ABSL_GUARDED_BY(mutex_) = false;  // as Replicas::Admit was told
   std::deque<Proposal> unsent_ ABSL_GUARDED_BY(mutex_);
   std::thread::id sender_ ABSL_GUARDED_BY(mutex_);       // who sends them now
   bool gradients_lent_ ABSL_GUARDED_BY(mutex_) = false;  // to the sync thread, which sums them in place
   bool clear_owed_ ABSL_GUARDED_BY(mutex_) = false;      // their attempt ended meanwhile
-  absl::Status whole_ ABSL_GUARDED_BY(mutex_);           // else: whose state is half here
+  bool saves_wait_ ABSL_GUARDED_BY(mutex_) = false;      // for a sum, whose peers would wait for them
+  std::vector<Scheduler::ControlJob> waiting_saves_ ABSL_GUARDED_BY(mutex_);
+  absl::Status whole_ ABSL_GUARDED_BY(mutex_);  // else: whose state is half here
 
   std::vector<std::weak_ptr<TileCall>> calls_ ABSL_GUARDED_BY(mutex_);
   int64_t open_calls_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -34,9 +34,8 @@ void StepProtocol::CatchUp(Outbox& outbox) {
 }
 
 void StepProtocol::Act(int from, const TrainerReport& report, absl::Time now, Outbox& outbox) {
-  const std::map<int, absl::Status> refused = roll_.Take(from, report);
-  if (from == rank_) {
-    for (const auto& [trainer_rank, why] : refused) RefuseTrainer(trainer_rank, why, outbox);
+  for (const RollCall::Refusal& refused : roll_.Take(from, report)) {
+    if (refused.replica == rank_) RefuseTrainer(refused.trainer_rank, refused.why, outbox);
   }
   // Who reports has the state that this generation began with.
   if (committed_index_ == kEarlier && roll_.AllReported()) CommittedByAll(outbox);
@@ -196,8 +195,9 @@ void StepProtocol::AnswerRestore(absl::StatusOr<StepPosition> result, Outbox& ou
   waiting_restores_.erase(waiting_restores_.begin());
 }
 
-void StepProtocol::Formed(const std::vector<int>& replicas, Outbox& outbox) {
+void StepProtocol::Formed(int64_t generation, const std::vector<int>& replicas, Outbox& outbox) {
   formed_ = true;
+  generation_ = generation;
   replica_count_ = replicas.size();
   roll_.Begin(replicas);
   ProposeReport(outbox);
@@ -225,8 +225,8 @@ void StepProtocol::ActOnLoss(const absl::Status& why, bool heard_all, Outbox& ou
   if (!undecided_ && (InProgress() || !waiting_discards_.empty())) {
     EndAttempt(NextAttempt(), StepOutcome::kAborted, absl::StrCat("a replica was lost: ", loss_), outbox);
   }
-  Answer(waiting_restores_, ReplicasMissing(loss_), outbox);
-  peers_.Rejoin(outbox);
+  Answer(waiting_restores_, ReplicasMissing(Missing()), outbox);
+  peers_.Rejoin();
 }
 
 void StepProtocol::Received(const StepPosition& position, const std::optional<CommittedStep>& committed,

@@ -40,8 +40,8 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AdamW, learning_rate, beta1, beta2, epsilon, 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Sgd, learning_rate, momentum, dampening, weight_decay, nesterov)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StepPosition, step, attempt, weights_version)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(UpdateHistory, count, optimizer)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainerReport, step, attempt, run_id, trainer_count, sealed, in_progress, rows,
-                                   non_finite_origin, committed)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainerReport, step, attempt, run_id, trainer_count, sealed, opened, in_progress,
+                                   rows, non_finite_origin, committed)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AttemptEnd, step, attempt, outcome, reason)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CheckpointEdition, name, edition)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RestoreOrder, checkpoint, weights_version)
@@ -71,6 +71,9 @@ static void from_json(const json& from, SumReport& report) {
   from.at("attempt").get_to(report.attempt);
   report.tensor_sums_of_squares = ToDoubles(from.at("squares"));
 }
+
+static void to_json(json& to, const Arrival&) { to = json::object(); }
+static void from_json(const json&, Arrival&) {}
 
 static void to_json(json& to, const SealResult& seal) {
   to = {{"squares", FromDoubles(seal.tensor_sums_of_squares)},
@@ -130,8 +133,12 @@ std::string Serialize(const StepMessage& message) {
 }
 
 absl::StatusOr<StepMessage> ParseStepMessage(absl::string_view text) {
-  return Parse<StepMessage>(
-      text, [](const json& from) { return Alternative(from.at("kind").get<size_t>(), from.at("body")); });
+  return Parse<StepMessage>(text, [](const json& from) -> absl::StatusOr<StepMessage> {
+    const size_t kind = from.at("kind");
+    if (kind < std::variant_size_v<StepMessage>) return Alternative(kind, from.at("body"));
+    return Error(absl::StatusCode::kInternal, Reason::kInternal,
+                 absl::StrCat("a replica sent a message of kind ", kind));
+  });
 }
 
 std::string Serialize(const StateHeader& header) {

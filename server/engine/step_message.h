@@ -22,11 +22,12 @@ namespace shardmlp {
 struct TrainerReport {
   int64_t step = 0;
   int64_t attempt = 0;
-  std::string run_id;          // empty, as the rest, where no trainer is connected
-  int trainer_count = 0;       // of the run, over all replicas
-  std::map<int, bool> sealed;  // by the rank of each trainer that is connected
-  bool in_progress = false;    // rows were added, or a trainer sealed
-  LayerRows rows;              // that its trainers sent
+  std::string run_id;             // empty, as the rest, where no trainer is connected
+  int trainer_count = 0;          // of the run, over all replicas
+  std::map<int, bool> sealed;     // by the rank of each trainer that is connected
+  std::map<int, int64_t> opened;  // by its rank too: the generation in which it came
+  bool in_progress = false;       // rows were added, or a trainer sealed
+  LayerRows rows;                 // that its trainers sent
   std::string non_finite_origin;
   bool committed = false;  // a step, in a session that is open
 };
@@ -51,7 +52,10 @@ struct RestoreOrder {
   int64_t weights_version = 0;  // when it was asked for
 };
 
-using StepMessage = std::variant<TrainerReport, SumReport, AttemptEnd, CommitSpec, RestoreOrder>;
+// A replica has come to what all of them do together next, and is ready for it.
+struct Arrival {};
+
+using StepMessage = std::variant<TrainerReport, SumReport, AttemptEnd, CommitSpec, RestoreOrder, Arrival>;
 
 std::string Serialize(const StepMessage& message);
 // INTERNAL for what Serialize did not make.

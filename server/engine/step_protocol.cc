@@ -32,7 +32,9 @@ std::vector<TrainerStatus> StepProtocol::trainers() const {
 
 void StepProtocol::AddTrainer(int64_t session_id, const SessionSpec& spec, Outbox& outbox) {
   refused_.erase(session_id);
-  if (trainers_.try_emplace(session_id, Trainer{.spec = spec}).second) ProposeReport(outbox);
+  // Where none is formed, it comes before the next one.
+  const int64_t opened = formed_ ? generation_ : generation_ + 1;
+  if (trainers_.try_emplace(session_id, Trainer{.spec = spec, .opened = opened}).second) ProposeReport(outbox);
 }
 
 void StepProtocol::RemoveTrainer(int64_t session_id, bool lost, Outbox& outbox) {
@@ -121,7 +123,9 @@ absl::Status StepProtocol::CheckRows(const SealSpec& spec) const {
 }
 
 std::string StepProtocol::Missing() const {
-  return formed_ ? roll_.Missing(position_) : absl::StrCat("the other replicas (", loss_, ")");
+  if (formed_) return roll_.Missing(position_);
+  const std::string missing = peers_.Missing();
+  return absl::StrCat("replicas: ", missing, missing.empty() ? "" : "; ", loss_);
 }
 
 void StepProtocol::Seal(const SealSpec& spec, absl::Time now, SealDone done, Outbox& outbox) {
@@ -198,7 +202,7 @@ void StepProtocol::Discard(const DiscardSpec& spec, PositionDone done, Outbox& o
 
 void StepProtocol::Restore(const CheckpointEdition& checkpoint, PositionDone done, Outbox& outbox) {
   if (!formed_) {
-    return outbox.Add(std::move(done), absl::StatusOr<StepPosition>(ReplicasMissing(loss_)));
+    return outbox.Add(std::move(done), absl::StatusOr<StepPosition>(ReplicasMissing(Missing())));
   }
   waiting_restores_.push_back(std::move(done));
   peers_.Propose(RestoreOrder{checkpoint, position_.weights_version}, outbox);
@@ -220,6 +224,7 @@ void StepProtocol::ProposeReport(Outbox& outbox) {
     report.run_id = trainer.spec.run_id;
     report.trainer_count = trainer.spec.trainer_count;
     report.sealed[trainer.spec.trainer_rank] = trainer.sealed;
+    report.opened[trainer.spec.trainer_rank] = trainer.opened;
     report.committed |= trainer.committed;
     for (const auto& [layer, rows] : ledger_.RowsOf(session_id)) report.rows[layer] += rows;
   }
@@ -263,8 +268,8 @@ void StepProtocol::ExpireSeals(absl::Time now, Outbox& outbox) {
   if (undecided_) {
     if (!decisions_deadline_.has_value()) decisions_deadline_ = now + seal_timeout_;
     if (*decisions_deadline_ <= now) {
-      AnswerCommits(ReplicasMissing(loss_), outbox);
-      Answer(waiting_discards_, ReplicasMissing(loss_), outbox);
+      AnswerCommits(ReplicasMissing(Missing()), outbox);
+      Answer(waiting_discards_, ReplicasMissing(Missing()), outbox);
       decisions_deadline_.reset();
     }
   } else if (phase_ != Phase::kOpen) {

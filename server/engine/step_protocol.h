@@ -57,7 +57,9 @@ class StepPeers {
   // To be delivered through StepProtocol::Agreed, unless the generation is lost first. In the order proposed.
   virtual void Propose(const StepMessage& message, Outbox& outbox) = 0;
   // After a loss: the state stays as it is until StepProtocol::Formed.
-  virtual void Rejoin(Outbox& outbox) = 0;
+  virtual void Rejoin() = 0;
+  // Who of them is missing, for people; empty where that is not known.
+  virtual std::string Missing() const = 0;
 };
 
 // Thread-compatible; the engine's lock guards it. Answers and proposals go out through the outbox.
@@ -119,7 +121,7 @@ class StepProtocol {
 
   // A generation of the replicas, by rank, has formed, and this one has its state. Then what they agree on, in order,
   // until it is lost.
-  void Formed(const std::vector<int>& replicas, Outbox& outbox);
+  void Formed(int64_t generation, const std::vector<int>& replicas, Outbox& outbox);
   void Agreed(int64_t index, int from, StepMessage message, absl::Time now, Outbox& outbox);
   void Stable(int64_t index, Outbox& outbox);
   void Lost(const absl::Status& why, bool heard_all, Outbox& outbox);
@@ -142,6 +144,7 @@ class StepProtocol {
   static constexpr int64_t kEarlier = std::numeric_limits<int64_t>::max();
   struct Trainer {
     SessionSpec spec;
+    int64_t opened = 0;  // the generation
     bool sealed = false;
     bool committed = false;  // any step
     bool deciding = false;   // its seal was answered, and it has neither committed nor discarded since
@@ -224,7 +227,8 @@ class StepProtocol {
 
   // As on every replica, but for where its device is.
   bool formed_ = false;
-  std::string loss_;  // why no generation is formed
+  int64_t generation_ = 0;  // that is formed, or was last
+  std::string loss_;        // why no generation is formed
   StepPosition position_;
   Phase phase_ = Phase::kOpen;
   std::string end_reason_;  // of the attempt before, for those that still quote it

@@ -101,11 +101,12 @@ absl::StatusOr<SafetensorsFile> OpenVerified(const Manifest& manifest, const std
 class VerifiedCheckpoint final : public Checkpoint {
  public:
   VerifiedCheckpoint(const Manifest& manifest, FileDescriptor share, std::array<SafetensorsFile, 2> files)
-      : step_(manifest.step), share_(std::move(share)), files_(std::move(files)) {
+      : step_(manifest.step), generation_(manifest.generation), share_(std::move(share)), files_(std::move(files)) {
     for (const ManifestTensor& tensor : manifest.tensors) updates_.push_back(tensor.updates);
   }
 
   int64_t step() const override { return step_; }
+  int64_t generation() const override { return generation_; }
   const std::vector<UpdateHistory>& updates() const override { return updates_; }
   bool Has(const std::string& tensor_name) const override {
     return std::any_of(files_.begin(), files_.end(),
@@ -142,6 +143,7 @@ class VerifiedCheckpoint final : public Checkpoint {
   }
 
   int64_t step_;
+  int64_t generation_;
   std::vector<UpdateHistory> updates_;
   FileDescriptor share_;
   std::array<SafetensorsFile, 2> files_;  // weights, optimizer
@@ -154,11 +156,13 @@ absl::StatusOr<Manifest> ManifestOf(const CheckpointState& state, const ModelSpe
                  absl::StrCat(state.updates.size(), " update histories for ", state.weights.size(), " weights"));
   }
   const auto negative = [](const UpdateHistory& updates) { return updates.count < 0; };
-  if (state.step < 0 || std::any_of(state.updates.begin(), state.updates.end(), negative)) {
-    return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument, "a step or update count is below 0");
+  if (state.step < 0 || state.generation < 0 || std::any_of(state.updates.begin(), state.updates.end(), negative)) {
+    return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
+                 "a step, generation or update count is below 0");
   }
   Manifest manifest{.saved_unix_nanos = absl::GetCurrentTimeNanos(),
                     .step = state.step,
+                    .generation = state.generation,
                     .model_type = model.model_type,
                     .dtype = std::string(Name(model.dtype)),
                     .files = {},

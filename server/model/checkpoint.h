@@ -36,6 +36,7 @@ struct CheckpointTensor {
 
 struct CheckpointState {
   int64_t step = 0;
+  int64_t generation = 0;                 // of the replicas whose state it is; 0: not known
   std::vector<UpdateHistory> updates;     // ModelSpec::tensors' order
   std::vector<CheckpointTensor> weights;  // ModelSpec::tensors' order
   std::vector<CheckpointTensor> optimizer;
@@ -52,6 +53,7 @@ class Checkpoint {
  public:
   virtual ~Checkpoint() = default;
   virtual int64_t step() const = 0;
+  virtual int64_t generation() const = 0;
   virtual const std::vector<UpdateHistory>& updates() const = 0;
   virtual bool Has(const std::string& tensor_name) const = 0;
   // FAILED_PRECONDITION (CHECKPOINT_MISMATCH) unless Read would find that tensor in that type and size.

@@ -92,6 +92,7 @@ bool ReadManifest(const json& document, Manifest& manifest) {
   Fields fields(document);
   manifest.saved_unix_nanos = fields.Count("saved_unix_nanos");
   manifest.step = fields.Count("step");
+  if (document.contains("generation")) manifest.generation = fields.Count("generation");
   manifest.model_type = fields.String("model_type");
   manifest.dtype = fields.String("dtype");
   for (const auto& [name, sum] : fields.Container("files", json::value_t::object).items()) {
@@ -113,6 +114,7 @@ std::string ManifestText(const Manifest& manifest) {
                    {"dtype", manifest.dtype},
                    {"files", json::object()},
                    {"tensors", json::array()}};
+  if (manifest.generation > 0) document["generation"] = manifest.generation;
   for (const auto& [name, sum] : manifest.files) {
     document["files"][name] = {{"size", sum.size}, {"xxh3_64", ToHex(sum.xxh3_64)}};
   }

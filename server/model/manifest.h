@@ -5,6 +5,7 @@
 //     "dtype": "bf16",
 //     "files": {"optimizer.safetensors": {"size": 4096, "xxh3_64": "0123456789abcdef"}, "weights.safetensors": ...},
 //     "format_version": 2,
+//     "generation": 7,
 //     "model_type": "llama",
 //     "saved_unix_nanos": 1700000000000000000,
 //     "step": 20,
@@ -35,6 +36,7 @@ struct ManifestTensor {
 struct Manifest {
   int64_t saved_unix_nanos = 0;
   int64_t step = 0;
+  int64_t generation = 0;  // CheckpointState::generation; not written where it is 0
   std::string model_type;
   std::string dtype;                     // that the model was served in
   std::map<std::string, FileSum> files;  // by file name

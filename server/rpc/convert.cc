@@ -261,6 +261,7 @@ void Fill(const Engine& engine, v1::GetModelResponse& to) {
   to.mutable_replica()->set_replica_count(replica.count);
   to.mutable_replica()->set_member_count(replica.member_count);
   to.mutable_replica()->set_generation(replica.generation);
+  to.mutable_replica()->mutable_member_ranks()->Add(replica.member_ranks.begin(), replica.member_ranks.end());
 }
 
 }  // namespace shardmlp

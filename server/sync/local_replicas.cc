@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <functional>
 #include <queue>
 #include <thread>
@@ -19,7 +20,7 @@ class LocalReplicas final : public Replicas {
 
   void Join(const ReplicaState& state, ReplicaObserver& observer) override {
     Generation generation;
-    generation.number = state.generation + 1;
+    generation.number = std::max(state.generation, state.checkpoint_generation) + 1;
     generation.members = {{.rank = 0, .state = state}};
     generation.group = MakeLocalGroup();
     {
@@ -45,6 +46,7 @@ class LocalReplicas final : public Replicas {
   }
 
   void Admit(int64_t, bool) override {}
+  void Leave(const absl::Status&) override {}
   std::string Missing() const override { return ""; }
 
   void Stop(const absl::Status&) override {

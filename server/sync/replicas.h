@@ -20,7 +20,8 @@
 namespace shardmlp {
 
 struct ReplicaState {
-  int64_t generation = 0;  // the last whose state it has; 0: it just started, or what it has is torn
+  int64_t generation = 0;             // the last whose state it has; 0: it just started, or what it has is torn
+  int64_t checkpoint_generation = 0;  // where it just started: in which the checkpoint was saved that it has; 0: none
   int64_t step = 0;
   int64_t attempt = 0;
   int64_t weights_version = 0;
@@ -32,9 +33,9 @@ struct ReplicaMember {
   ReplicaState state;
 };
 
-// Index of the member whose state all go on from: the newest generation, then the highest weights version, then the
-// lowest rank. Where all just started, the highest step goes before the weights version, which is random then.
-// `members` is not empty and by rank.
+// Index of the member whose state all go on from: the newest generation, be it that of a checkpoint, which then is
+// behind the states that lived through it; then the highest weights version; then the lowest rank. Of those that just
+// started, the highest step goes before the weights version, which is random then. `members` is not empty and by rank.
 int MostAdvanced(absl::Span<const ReplicaMember> members);
 
 // What the members of a generation do after a loss.
@@ -86,6 +87,10 @@ class Replicas {
   // steps, false (as it is when a generation forms) while one would be thrown away. It ends with Lost, as after a loss.
   // Other ranks' word counts for nothing.
   virtual void Admit(int64_t generation, bool now) = 0;
+  // This member can't do its part for now: the generation that is formed, if one is, ends with Lost for all, who hear
+  // `why`, and what the others do next does not wait for it. It has no place from then on until it joins again.
+  // Repeats, and calls between Join and Formed, do nothing.
+  virtual void Leave(const absl::Status& why) = 0;
   // Who is missing, for people; empty where nobody is.
   virtual std::string Missing() const = 0;
   // Ends this member's part, from the outside as if it had died: what is wrong with this replica, the others don't go

@@ -202,6 +202,17 @@ TEST(RetryTest, WithoutABudgetThereIsOneTry) {
   EXPECT_EQ(server.Count("Forward"), 1);
 }
 
+TEST(RetryTest, AServerThatIsAbandonedIsNotWaitedFor) {
+  auto server = std::make_unique<FakeServer>(TwoShards());
+  int asked = 0;
+  Connected trainer(server->target(), {.abandoned = [&asked] { return ++asked == 3; }});
+  server.reset();
+  const absl::Status status = trainer.session->SealStep().status();
+  EXPECT_EQ(ReasonOf(status), Reason::kUnreachable) << status;
+  EXPECT_THAT(status.message(), HasSubstr("after 3 tries"));
+  EXPECT_EQ(asked, 3);
+}
+
 TEST(RetryTest, AServerThatComesBackIsFoundAgain) {
   for (const std::string& address :
        {std::string("127.0.0.1:0"), absl::StrCat("unix:", testing::TempDir(), "back.sock")}) {

@@ -52,7 +52,17 @@ absl::Status LazyDevice::RunUpTo(const Point& point) {
   return failure_;
 }
 
+void LazyDevice::CallBefore(Before& before) {
+  Before call;
+  {
+    absl::MutexLock lock(&mutex_);
+    call = std::exchange(before, nullptr);
+  }
+  if (call != nullptr) (*call)();
+}
+
 absl::Status LazyDevice::Copy(Stream stream, ConstMatrixView from, MatrixView to) {
+  CallBefore(before_copy_);
   return Enqueue(stream, [=, this] { return cpu_->Copy(stream, from, to); });
 }
 
@@ -77,6 +87,7 @@ absl::Status LazyDevice::AddColumnSums(ConstMatrixView m, MatrixView sum) {
 }
 
 absl::Status LazyDevice::SumOfSquares(ConstMatrixView m, double* sum) {
+  CallBefore(before_squares_);
   return Enqueue(Stream::kCompute, [=, this] { return cpu_->SumOfSquares(m, sum); });
 }
 

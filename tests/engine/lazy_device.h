@@ -7,6 +7,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -35,6 +36,9 @@ class LazyDevice final : public Backend, private Buffer::Owner {
   void BreakUpdate(int n) { updates_until_broken_ = n; }
   // The n-th Update from now on gets one weight wrong.
   void SkewUpdate(int n) { updates_until_skewed_ = n; }
+  // Called ahead of the next Copy, or SumOfSquares, by whoever asks for it.
+  void BeforeNextCopy(std::function<void()> call) { SetBefore(before_copy_, std::move(call)); }
+  void BeforeNextSquares(std::function<void()> call) { SetBefore(before_squares_, std::move(call)); }
   // Updates wait until `gate` is notified.
   void HoldUpdates(const absl::Notification& gate) { gate_ = &gate; }
 
@@ -66,6 +70,13 @@ class LazyDevice final : public Backend, private Buffer::Owner {
     int64_t count;  // of that stream's work
   };
 
+  using Before = std::shared_ptr<std::function<void()>>;
+
+  void SetBefore(Before& before, std::function<void()> call) {
+    absl::MutexLock lock(&mutex_);
+    before = std::make_shared<std::function<void()>>(std::move(call));
+  }
+  void CallBefore(Before& before);
   absl::Status Enqueue(Stream stream, Work work);
   absl::Status RunUpTo(const Point& point);
   void Free(void* data, int64_t bytes, Memory memory) override;
@@ -82,6 +93,8 @@ class LazyDevice final : public Backend, private Buffer::Owner {
 
   absl::Mutex mutex_;
   absl::flat_hash_map<void*, Buffer> buffers_ ABSL_GUARDED_BY(mutex_);
+  Before before_copy_;     // read and written under mutex_
+  Before before_squares_;  // so too
   int64_t device_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t staging_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::atomic<int64_t> peak_device_ = 0;

@@ -59,6 +59,35 @@ TEST_F(ReplicaCheckpointTest, OneSavesWhileTheOthersGoOnAndWhatItRestoresReaches
   replicas.ExpectAlike();
 }
 
+TEST_F(ReplicaCheckpointTest, OneThatWasCutOffIsBehindTheCheckpointOfThoseThatWentOn) {
+  std::string restore;
+  parts_.options = [&](int) {
+    EngineOptions options;
+    options.restore = restore;
+    return options;
+  };
+  ReplicaSet replicas(model_, 2, OnLoss::kContinue, parts_);
+  auto trainers = OpenTrainers(replicas, 1);
+  TrainStep(trainers, BatchOf(0), kAdamW);
+  replicas.ExpectAlike();
+  replicas.hub().Cut(1);
+  for (int step = 1; step < 3; ++step) TrainStep(trainers, BatchOf(step), kAdamW);
+  Reply<CheckpointInfo> save;
+  replicas[0]->SaveCheckpoint("three", save.done());
+  ASSERT_TRUE(Succeeds(save.Wait()));
+  const std::vector<Dense> saved = replicas.WeightsOf(0);
+  trainers.clear();
+  replicas.Kill(0);
+  EXPECT_EQ(replicas[1]->position().step, 1);
+
+  restore = "three";
+  replicas.hub().Mend(1);
+  replicas.Start(0);
+  EXPECT_EQ(replicas[0]->position().step, 3);
+  replicas.ExpectAlike();
+  EXPECT_EQ(replicas.WeightsOf(1), saved);
+}
+
 TEST_F(ReplicaCheckpointTest, ARestoreThatTwoTrainersAskForIsDoneOnce) {
   ReplicaSet replicas(model_, 2, OnLoss::kWait, parts_);
   auto trainers = OpenTrainers(replicas, 2);

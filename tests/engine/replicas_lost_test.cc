@@ -253,7 +253,8 @@ TEST_F(ReplacedReplicaTest, ASealThatWaitsTooLongForAReplicaSaysSo) {
   replicas.Kill(1);
   const Reply<SealResult> seal = trainers[0]->StartSeal();
   clock.Advance(absl::Milliseconds(40));
-  EXPECT_TRUE(Fails(seal.Wait(), absl::StatusCode::kUnavailable, Reason::kReplicaMissing, {"rank 1 was lost"}));
+  EXPECT_TRUE(Fails(seal.Wait(), absl::StatusCode::kUnavailable, Reason::kReplicaMissing,
+                    {"missing: replicas: rank 1; rank 1 was lost"}));
   replicas.Start(1);
   EXPECT_TRUE(Succeeds(trainers[0]->Seal())) << "sent again";
 }

@@ -65,7 +65,8 @@ class OwnPeers final : public StepPeers {
       step_.Stable(index_++, next);
     });
   }
-  void Rejoin(Outbox&) override {}
+  void Rejoin() override {}
+  std::string Missing() const override { return ""; }
 
  private:
   StepProtocol& step_;
@@ -77,7 +78,7 @@ class StepTest : public ::testing::Test {
  protected:
   StepTest() {
     Outbox outbox;
-    step_.Formed({0}, outbox);
+    step_.Formed(1, {0}, outbox);
   }
 
   using Asked = std::vector<std::string>;

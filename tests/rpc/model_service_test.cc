@@ -48,7 +48,7 @@ class ModelServiceTest : public ServiceTest<v1::Model> {
   void ExpectGetModel() {
     EXPECT_CALL(engine_, frozen()).WillOnce(Return(true));
     EXPECT_CALL(engine_, limits()).WillOnce(Return(EngineLimits{.tile_row_count = 512, .max_call_count = 8}));
-    EXPECT_CALL(engine_, replica()).WillOnce(Return(ReplicaPlace{1, 3, 2, 9}));
+    EXPECT_CALL(engine_, replica()).WillOnce(Return(ReplicaPlace{1, 3, 2, 9, {1, 2}}));
     EXPECT_CALL(engine_, memory_plan()).WillOnce([] {
       MemoryPlan plan;
       plan.weights_bytes = 1;
@@ -115,6 +115,7 @@ TEST_F(ModelServiceTest, GetModelDescribesModelLimitsAndTraining) {
   EXPECT_EQ(response.replica().replica_count(), 3);
   EXPECT_EQ(response.replica().member_count(), 2);
   EXPECT_EQ(response.replica().generation(), 9);
+  EXPECT_THAT(response.replica().member_ranks(), ElementsAre(1, 2));
   EXPECT_EQ(response.position().step(), 3);
   ASSERT_EQ(response.trainers_size(), 1);
   EXPECT_EQ(response.trainers(0).run_id(), "run");

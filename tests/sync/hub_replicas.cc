@@ -68,6 +68,20 @@ class HubReplicas::Hub {
     Pump();
   }
 
+  void Leave(int rank, int64_t incarnation, const absl::Status& why) {
+    {
+      absl::MutexLock lock(&mutex_);
+      Seat& seat = seats_[rank];
+      if (!IsAlive(seat, incarnation) || seat.joining || (seat.member && !seat.heard)) return;
+      if (seat.member) {
+        EndGeneration(absl::UnavailableError(absl::StrCat("rank ", rank, " was lost: it stopped: ", why.message())));
+      }
+      seat.was_member = seat.joining = false;
+      Settle();
+    }
+    Pump();
+  }
+
   // Ends the part of a server; -1: of whichever has the rank. Returns after the last call of its observer.
   void End(int rank, int64_t incarnation, const absl::Status& why) {
     {
@@ -227,7 +241,8 @@ class HubReplicas::Hub {
       seats_[rank].was_member = seats_[rank].member = Waits(seats_[rank]);
       if (!seats_[rank].member) continue;
       generation.members.push_back({.rank = rank, .state = seats_[rank].state});
-      last_generation_ = std::max(last_generation_, seats_[rank].state.generation);
+      const ReplicaState& state = seats_[rank].state;
+      last_generation_ = std::max({last_generation_, state.generation, state.checkpoint_generation});
     }
     generation.number = generation_ = ++last_generation_;
     generation.source = MostAdvanced(generation.members);
@@ -280,6 +295,7 @@ class HubReplicas::Member final : public Replicas {
     hub_->Propose(rank_, incarnation_, generation, std::move(message));
   }
   void Admit(int64_t generation, bool now) override { hub_->Admit(rank_, incarnation_, generation, now); }
+  void Leave(const absl::Status& why) override { hub_->Leave(rank_, incarnation_, why); }
   std::string Missing() const override { return hub_->Missing(); }
   void Stop(const absl::Status& why) override { hub_->End(rank_, incarnation_, why); }
 

@@ -116,5 +116,15 @@ TEST(MostAdvancedTest, WhereAllJustStartedTheHighestStepGoesFirst) {
   EXPECT_EQ(MostAdvanced({At(0, 0, 50, 100), At(1, 1, 0, 50)}), 1) << "whoever was in a generation is ahead of all";
 }
 
+ReplicaMember From(int rank, int64_t checkpoint_generation, int64_t step) {
+  return {.rank = rank, .state = {.checkpoint_generation = checkpoint_generation, .step = step}};
+}
+
+TEST(MostAdvancedTest, ACheckpointIsOfItsGenerationBehindWhoLivedThroughThat) {
+  EXPECT_EQ(MostAdvanced({From(0, 7, 100), At(1, 6, 50, 900)}), 0) << "1 was cut off while the others went on";
+  EXPECT_EQ(MostAdvanced({From(0, 7, 100), At(1, 7, 60, 900)}), 1) << "they had gone back, and on from there";
+  EXPECT_EQ(MostAdvanced({From(0, 7, 100), From(1, 7, 120), From(2, 6, 900)}), 1);
+}
+
 }  // namespace
 }  // namespace shardmlp::testing

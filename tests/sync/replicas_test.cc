@@ -1,4 +1,5 @@
 // Replicas that meet over gRPC and sum over Gloo, each with a recorder for an engine: how they form, agree and part.
+#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/status.h"
@@ -175,6 +176,65 @@ TEST(ReplicasLossTest, AReplicaThatStopsIsLostWithItsReasonAndHearsNothingMore) 
   EXPECT_EQ(servers.recorder(1).events().size(), heard);
   servers[1].replicas->Propose(1, "late");
   servers[1].Join();
+}
+
+TEST(ReplicasLossTest, AReplicaThatLeavesIsLostWithItsReasonAndComesBackOnceItJoins) {
+  ReplicaServers servers(3, OnLoss::kContinue);
+  servers.StartAll();
+  for (int times = 0; times < 2; ++times) servers[1].replicas->Leave(absl::UnavailableError("its device hangs"));
+  EXPECT_TRUE(servers.recorder(1).Hears("cut off, lost: its device hangs"));
+  for (const int rank : {0, 2}) {
+    ASSERT_TRUE(servers.recorder(rank).Hears("lost: rank 1 was lost: it stopped: its device hangs"));
+    servers[rank].Join({.generation = 1});
+  }
+  for (const int rank : {0, 2}) ASSERT_TRUE(servers.recorder(rank).Hears("formed 2: ranks 0 2"));
+  servers[0].replicas->Admit(2, true);
+  servers[1].Join({.generation = 1});
+  for (const int rank : {0, 2}) {
+    ASSERT_TRUE(servers.recorder(rank).Hears("rank 1 came back"));
+    servers[rank].Join({.generation = 2});
+  }
+  EXPECT_TRUE(servers.recorder(1).Hears("formed 3: ranks 0 1 2"));
+}
+
+TEST(ReplicasLossTest, OneThatNeverJoinsAgainHoldsUpNobodyOnceItLeaves) {
+  ReplicaServers servers(3, OnLoss::kContinue);
+  servers.StartAll();
+  servers.Kill(2);
+  for (const int rank : {0, 1}) ASSERT_TRUE(servers.recorder(rank).Hears("lost: rank 2"));
+  servers[0].Join({.generation = 1});
+  EXPECT_TRUE(servers[0].log.Has("rank 1 not ready to join"));
+  servers[1].replicas->Leave(absl::UnavailableError("its sums hang"));
+  EXPECT_TRUE(servers.recorder(0).Hears("formed 2: ranks 0, from rank 0"));
+}
+
+// Of rank 2, as long as `gate` is closed.
+ReplicasOptions WithHangingMesh(ReplicasOptions options, const absl::Notification& gate) {
+  options.connect_timeout = absl::Milliseconds(200);
+  options.loss_timeout = absl::Seconds(1);
+  if (options.rank != 2) return options;
+  options.transport.listen = [&gate](int, int) -> absl::StatusOr<std::shared_ptr<PeerGroup>> {
+    gate.WaitForNotification();
+    return absl::UnavailableError("it hung");
+  };
+  return options;
+}
+
+TEST(ReplicasLossTest, OneThatNeverSaysWhereItIsFoundIsLostInTimeAndDoesNotComeBackBeforeItGoesOn) {
+  ReplicaServers servers(3);
+  absl::Notification gate;
+  std::vector<std::unique_ptr<ReplicaServer>> own;
+  for (int rank = 0; rank < 3; ++rank) {
+    own.push_back(std::make_unique<ReplicaServer>(WithHangingMesh(servers.Options(rank), gate)));
+    own.back()->Join();
+  }
+  EXPECT_TRUE(own[0]->log.Has("rank 2 not connected to the others yet"));
+  EXPECT_TRUE(own[0]->log.Has("rank 2 of 3 missing"));
+  gate.Notify();
+  own[2] = nullptr;
+  own[2] = std::make_unique<ReplicaServer>(servers.Options(2));
+  own[2]->Join();
+  EXPECT_TRUE(own[0]->recorder.Hears(": ranks 0 1 2"));
 }
 
 // Stops its own replicas in mid-call.

@@ -71,7 +71,8 @@ void DefineModel(py::module_& module) {
       .def_readonly("rank", &ClientReplica::rank)
       .def_readonly("replica_count", &ClientReplica::replica_count)
       .def_readonly("member_count", &ClientReplica::member_count)
-      .def_readonly("generation", &ClientReplica::generation);
+      .def_readonly("generation", &ClientReplica::generation)
+      .def_readonly("member_ranks", &ClientReplica::member_ranks);
   py::class_<ServedModel>(module, "ServedModel")
       .def_readonly("model_type", &ServedModel::model_type)
       .def_readonly("compute_dtype", &ServedModel::compute_dtype)
@@ -177,10 +178,28 @@ void DefineSession(py::module_& module) {
       .def("close", [](Session& session) { WithoutGil([&] { return session.Close(); }); });
 }
 
+// `callback` (-> bool). What it raises is left to the thread's WithoutGil, and means yes.
+std::function<bool()> Question(const py::object& callback) {
+  const auto kept = std::shared_ptr<py::object>(new py::object(callback), [](py::object* object) {
+    const py::gil_scoped_acquire acquire;
+    delete object;
+  });
+  return [kept] {
+    const py::gil_scoped_acquire acquire;
+    try {
+      return (*kept)().cast<bool>();
+    } catch (py::error_already_set& error) {
+      error.restore();
+      return true;
+    }
+  };
+}
+
 ForkSafePtr<Client> Connect(const std::string& target, int connections, double connect_timeout_seconds,
                             double stall_timeout_seconds, double seal_timeout_seconds, double retry_budget_seconds,
-                            const ClientCredentials& credentials) {
+                            const ClientCredentials& credentials, const py::object& abandoned) {
   ClientOptions options;
+  if (!abandoned.is_none()) options.abandoned = Question(abandoned);
   options.credentials = credentials;
   options.connections = connections;
   options.connect_timeout = absl::Seconds(connect_timeout_seconds);
@@ -208,7 +227,7 @@ void DefineClient(py::module_& module) {
   py::class_<Client, ForkSafePtr<Client>>(module, "Client")
       .def_static("connect", &Connect, py::arg("target"), py::kw_only(), py::arg("connections"),
                   py::arg("connect_timeout_seconds"), py::arg("stall_timeout_seconds"), py::arg("seal_timeout_seconds"),
-                  py::arg("retry_budget_seconds"), py::arg("credentials"))
+                  py::arg("retry_budget_seconds"), py::arg("credentials"), py::arg("abandoned"))
       .def_property_readonly("model", [](const Client& client) { return client.model(); })
       .def("open_session", &OpenSession, py::keep_alive<0, 1>(), py::kw_only(), py::arg("run_id"), py::arg("train"),
            py::arg("trainer_count"), py::arg("trainer_rank"))

@@ -47,6 +47,7 @@ class Replica:
     replica_count: int
     member_count: int
     generation: int
+    member_ranks: list[int]
 
 class ServedModel:
     model_type: str
@@ -137,6 +138,7 @@ class Client:
         seal_timeout_seconds: float,
         retry_budget_seconds: float,
         credentials: Credentials,
+        abandoned: Callable[[], bool] | None,
     ) -> Client: ...
     def open_session(self, *, run_id: str, train: bool, trainer_count: int, trainer_rank: int) -> Session: ...
     def read_tensor(self, name: str, data: int, byte_count: int) -> int: ...

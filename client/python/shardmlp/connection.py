@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import weakref
 from collections.abc import Callable
@@ -50,6 +51,9 @@ class Timeouts:
     retry: float = 60.0
 
 
+_BRIEF = Timeouts(connect=2.0, stall=2.0, seal=2.0, retry=0.0)
+
+
 class Connection:
     """The client and session of one trainer. Thread-safe, as both are.
 
@@ -62,17 +66,12 @@ class Connection:
         self, target: str, connections: int, timeouts: Timeouts, credentials: Credentials = Credentials()
     ) -> None:
         self.target = target
+        self.others: list[str] = []  # replicas of the same set, one of which the trainer moves to where its own is lost
         self._owner = os.getpid()
-        self._client = _native.Client.connect(
-            target,
-            connections=connections,
-            connect_timeout_seconds=timeouts.connect,
-            stall_timeout_seconds=timeouts.stall,
-            seal_timeout_seconds=timeouts.seal,
-            retry_budget_seconds=timeouts.retry,
-            credentials=credentials.native(),
-        )
+        self._connections, self._credentials, self._timeouts = connections, credentials, timeouts
+        self._client = self._connect(target, timeouts)
         self.model = self._client.model
+        self._moved = False  # and has nothing of the attempt that is open there
         self._session: _native.Session | None = None
         self._finalizer: weakref.finalize | None = None
         self.run: Run | None = None
@@ -91,11 +90,7 @@ class Connection:
 
     def open_session(self, run: Run) -> None:
         """Takes ``run``'s place on the server; a session that was open is dropped."""
-        self._hold(
-            self.client.open_session(
-                run_id=run.run_id, train=run.train, trainer_count=run.trainer_count, trainer_rank=run.trainer_rank
-            )
-        )
+        self._hold(_open(self.client, run))
         self.run = run
 
     def reopen_session(self) -> None:
@@ -113,6 +108,44 @@ class Connection:
                 "FAILED_PRECONDITION",
                 "STALE_ATTEMPT",
             )
+
+    def move(self, sealed: bool = False) -> bool:
+        """Takes the trainer's place at another of the server's replicas, once its own is lost to it. False where none can
+        have it. A trainer goes on from where it stood: at its step with the same weights, or, where it had ``sealed``, one
+        step ahead, which the others then committed; elsewhere it raises FAILED_PRECONDITION (STALE_ATTEMPT)."""
+        for target in self.others:
+            with contextlib.suppress(Error):
+                client = self._connect(target, self._timeouts)
+                if client.model.replica.member_ranks and _can_follow(client.model, self.model):
+                    session = _open(client, self.run)
+                    break
+        else:
+            return False
+        if self.run.train:
+            try:
+                self._check_follows(session.position, target, sealed)
+            except Error:
+                session.close()
+                raise
+        self.others = [self.target if other == target else other for other in self.others]
+        self.target, self.model, self._client = target, client.model, client
+        self._hold(session)
+        self._moved = True
+        return True
+
+    def discard(self, reason: str, within: float) -> None:
+        """Moves to the attempt that is open now, in a new session where the old one is gone."""
+        if self._moved:
+            self._moved = False
+            return
+        try:
+            self.session.discard_step(reason[:256], within)
+        except Error as error:
+            if error.reason == "UNKNOWN_SESSION":
+                self.reopen_session()
+            elif within < math.inf or not is_lost(error) or not self.move():
+                raise
+            self._moved = False
 
     def seal(self) -> _native.SealedStep:
         """Waits for the other trainers."""
@@ -212,12 +245,51 @@ class Connection:
                 gone = error.reason == "UNKNOWN_SESSION"
                 if gone:
                     self.open_session(self.run)
-                if not gone or self.session.position.step != lost.position.step + 1:
-                    if self.session is not lost:
+                moved = not gone and is_lost(error) and self.move(sealed=True)
+                if not (gone or moved) or self.session.position.step != lost.position.step + 1:
+                    if gone:
                         self.close()
                         self._hold(lost)
+                    if moved:
+                        raise Error(f"{error}; this trainer went to {self.target}", "ABORTED", error.reason) from error
                     raise
+                self._moved = False
                 self.session.take_up(lost.position)
+
+    def _connect(self, target: str, timeouts: Timeouts, asks: bool = True) -> _native.Client:
+        """``asks``: the other replicas, after a failure, whether this server is worth another try."""
+        this = weakref.ref(self)
+        return _native.Client.connect(
+            target,
+            connections=self._connections,
+            connect_timeout_seconds=timeouts.connect,
+            stall_timeout_seconds=timeouts.stall,
+            seal_timeout_seconds=timeouts.seal,
+            retry_budget_seconds=timeouts.retry,
+            credentials=self._credentials.native(),
+            abandoned=(lambda: (own := this()) is not None and own._is_left_behind()) if asks else None,
+        )
+
+    def _check_follows(self, got: _native.Position, target: str, sealed: bool) -> None:
+        expected = self.session.position
+        ahead = got.step - expected.step
+        if not 0 <= ahead <= sealed or got.weights_version != expected.weights_version + ahead:
+            raise Error(
+                f"{self.target} is lost, and its replica {target} is at step {got.step} with weights version "
+                f"{got.weights_version}, the trainer at step {expected.step} with version {expected.weights_version}: "
+                "restore a checkpoint of the servers and the trainer's own of the same step",
+                "FAILED_PRECONDITION",
+                "STALE_ATTEMPT",
+            )
+
+    def _is_left_behind(self) -> bool:
+        """Whether another replica says that they go on without this trainer's, which then need not be waited for."""
+        for target in self.others:
+            with contextlib.suppress(Error):
+                members = self._connect(target, _BRIEF, asks=False).model.replica.member_ranks
+                if members:
+                    return self.model.replica.rank not in members
+        return False
 
     def _hold(self, session: _native.Session) -> None:
         """Keeps ``session``, to be closed with this connection, at exit or by SIGTERM: its place is then free at once."""
@@ -234,6 +306,23 @@ class Connection:
                 f"{os.getpid()}, which was forked from it: offload the model in the process that trains it",
                 "FAILED_PRECONDITION",
             )
+
+
+def is_lost(error: Error) -> bool:
+    """Whether the server does not answer any more, as far as this trainer can tell."""
+    return error.reason in ("UNREACHABLE", "STALLED")
+
+
+def _open(client: _native.Client, run: Run) -> _native.Session:
+    return client.open_session(
+        run_id=run.run_id, train=run.train, trainer_count=run.trainer_count, trainer_rank=run.trainer_rank
+    )
+
+
+def _can_follow(model: _native.ServedModel, lost: _native.ServedModel) -> bool:
+    """Whether a server does what the one that is lost did."""
+    tensors, lost_tensors = ([(t.name, t.shape, t.dtype) for t in m.tensors] for m in (model, lost))
+    return tensors == lost_tensors and (model.memory.stash_bytes > 0 or lost.memory.stash_bytes == 0)
 
 
 def _close(session: _native.Session, owner: int) -> None:

@@ -57,7 +57,8 @@ def offload(
         model: A transformers model, wrapped or not, or one of the same module paths. It is changed in place.
         target: "host:port" or "unix:/path"; several where each serves some layers (--layers), and a step is one on all;
             or where they are replicas of each other (--replicas), and this trainer has the one of its rank modulo their
-            number.
+            number. Where that is lost and the others go on without it (--on-loss continue), it moves to one of them, and
+            the step is aborted.
         run_id: Names the training run; the same on all of its trainers.
         trainer_count: Trainers in the run. A step waits for all of them.
         trainer_rank: This one, from 0.

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 
 from . import _native
-from .connection import Connection
+from .connection import Connection, is_lost
 from .errors import Error
 
 
@@ -39,7 +39,7 @@ class Sealed:
 
 def choose_replicas(connections: list[Connection], trainer_rank: int) -> list[Connection]:
     """Of servers that are replicas of each other (--replicas), the one that trainer ``trainer_rank`` trains on: that of
-    rank ``trainer_rank`` modulo their number. Other servers as they are. Raises ValueError where servers of one layer
+    rank ``trainer_rank`` modulo their number, which knows the others. Other servers as they are. Raises ValueError where servers of one layer
     are not replicas of each other."""
     sets: dict[tuple[int, ...], list[Connection]] = {}
     for connection in connections:
@@ -56,7 +56,9 @@ def choose_replicas(connections: list[Connection], trainer_rank: int) -> list[Co
                 )
                 + "; start them with --layers that do not overlap, or as --replicas of one run"
             )
-        chosen.append(ranks[sorted(ranks)[trainer_rank % len(ranks)]])
+        own = ranks[sorted(ranks)[trainer_rank % len(ranks)]]
+        own.others = [connection.target for connection in replicas if connection is not own]
+        chosen.append(own)
     return chosen
 
 
@@ -81,6 +83,17 @@ class Servers:
     def owner(self, layer: _native.Layer) -> Connection:
         """To the server that has ``layer``."""
         return self._owners[layer.layer]
+
+    def move(self, error: Error, layer: _native.Layer | None) -> str:
+        """Where the server that ``error`` came from, that of ``layer`` or the one it names, is lost to this trainer, and
+        another of its replicas has it now: which. Otherwise empty."""
+        if not is_lost(error):
+            return ""
+        of_layer = self.owner(layer).target if layer is not None else error.metadata.get("target")
+        for connection in self.connections:
+            if connection.target == of_layer and connection.move():
+                return connection.target
+        return ""
 
     @property
     def training(self) -> list[Connection]:
@@ -155,12 +168,7 @@ class Servers:
         if self._committed:
             raise self._half_committed("it can't be discarded")
         for connection in self.training:
-            try:
-                connection.session.discard_step(reason[:256], within)
-            except Error as error:
-                if error.reason != "UNKNOWN_SESSION":
-                    raise
-                connection.reopen_session()
+            connection.discard(reason, within)
 
     def save_checkpoint(self, name: str) -> _native.Checkpoint:
         """On each. Returns the first's."""

@@ -59,19 +59,23 @@ class Step:
         try:
             return call()
         except Error as error:
-            lost = error.code == "ABORTED" or error.reason in ("UNKNOWN_SESSION", "TICKET_MISSING")
-            if not lost:
+            moved = ""
+            if error.code != "ABORTED" and error.reason not in ("UNKNOWN_SESSION", "TICKET_MISSING"):
                 self._torn = True
-                if error.reason == "UNREACHABLE" or error.code == "DEADLINE_EXCEEDED":
+                moved = self._servers.move(error, layer)
+                if not moved and (error.reason == "UNREACHABLE" or error.code == "DEADLINE_EXCEEDED"):
                     raise Error(f"{error}; {_WHEN_UNREACHABLE}", error.code, error.reason, error.metadata) from error
-                raise
+                if not moved:
+                    raise
             if error.reason != "TICKET_MISSING" and layer is not None and not self.connection(layer).run.train:
-                self.connection(layer).reopen_session()
+                if not moved:
+                    self.connection(layer).reopen_session()
                 return self.guard(call)  # which has no ticket there
             self.forget()
             self._servers.discard(str(error))
             raise StepAborted(
-                f"{error}; local gradients were zeroed and nothing was updated: run the step's batches again",
+                f"{error}; {f'this trainer went to {moved}; ' if moved else ''}local gradients were zeroed and nothing was "
+                "updated: run the step's batches again",
                 "ABORTED",
                 error.reason,
                 error.metadata,

@@ -38,8 +38,8 @@ std::string Differences(const v1::Hello& hello, const v1::Hello& own) {
 
 }  // namespace
 
-Coordinator::Coordinator(v1::Hello own, OnLoss on_loss, Carrier& carrier)
-    : own_(std::move(own)), on_loss_(on_loss), carrier_(carrier), seats_(own_.size()) {}
+Coordinator::Coordinator(v1::Hello own, OnLoss on_loss, absl::Duration meet_timeout, Carrier& carrier)
+    : own_(std::move(own)), on_loss_(on_loss), meet_timeout_(meet_timeout), carrier_(carrier), seats_(own_.size()) {}
 
 void Coordinator::Receive(int64_t connection, const v1::MeetRequest& request) {
   const auto peer = peers_.find(connection);
@@ -85,7 +85,8 @@ void Coordinator::ReceiveFrom(int64_t connection, Peer& peer, const v1::MeetRequ
   switch (request.message_case()) {
     case v1::MeetRequest::kJoin:
       if (IsMember(connection)) return Drop(connection, Invalid("a join from a member"));
-      for (const int64_t number : {request.join().last_generation(), request.join().position().generation()}) {
+      for (const int64_t number : {request.join().last_generation(), request.join().position().generation(),
+                                   request.join().position().checkpoint_generation()}) {
         if (number < 0 || number > kMaxGeneration) {
           return Drop(connection, Invalid(absl::StrCat("generation ", number)));
         }

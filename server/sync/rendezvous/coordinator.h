@@ -6,9 +6,11 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "server/sync/replicas.h"
 #include "shardmlp/v1/rendezvous.pb.h"
 
@@ -30,13 +32,16 @@ class Coordinator {
     virtual void End(int64_t connection, const absl::Status& why) = 0;
   };
 
-  // `own`: what rank 0 has, which all others must have too.
-  Coordinator(v1::Hello own, OnLoss on_loss, Carrier& carrier);
+  // `own`: what rank 0 has, which all others must have too. `meet_timeout`: how long a member of a generation that is
+  // to form may take to say where it is found, and then to connect to the others, before it is lost.
+  Coordinator(v1::Hello own, OnLoss on_loss, absl::Duration meet_timeout, Carrier& carrier);
 
   // Connections have numbers above 0, each used once.
   void Receive(int64_t connection, const v1::MeetRequest& request);
   // The connection ended, or is to be given up, since nothing is heard from it.
   void Closed(int64_t connection, const absl::Status& why);
+  // Time passes, by any clock that doesn't jump.
+  void Tick(absl::Time now);
 
   // Who is missing, for people; empty where nobody is.
   std::string Missing() const;
@@ -71,6 +76,8 @@ class Coordinator {
   void NoteAlive(int rank);
 
   bool IsMember(int64_t connection) const;
+  // Whether a member of a generation that is to form has answered what it was asked last.
+  bool HasAnswered(int64_t member) const;
   bool IsPresent(int64_t connection, int64_t generation, Phase phase) const;
   bool Joined(int rank) const;
   bool MayForm() const;
@@ -85,6 +92,7 @@ class Coordinator {
 
   const v1::Hello own_;
   const OnLoss on_loss_;
+  const absl::Duration meet_timeout_;
   Carrier& carrier_;
 
   std::map<int64_t, Peer> peers_;
@@ -92,11 +100,13 @@ class Coordinator {
   std::map<int, Challenger> challengers_;  // by rank
   std::map<int, std::string> refused_;     // by rank, why; until it has a seat
   Phase phase_ = Phase::kWaiting;
-  std::vector<int64_t> members_;  // of the generation that forms or is formed, by rank
-  int64_t generation_ = 0;        // the last that formed or was to
-  bool has_formed_ = false;       // since this process started
-  std::vector<int> last_ranks_;   // of the last that formed
-  ReplicaState last_state_;       // which that one went on from
+  std::vector<int64_t> members_;                            // of the generation that forms or is formed, by rank
+  int64_t generation_ = 0;                                  // the last that formed or was to
+  std::pair<int64_t, Phase> timed_ = {0, Phase::kWaiting};  // what `since_` is of: a generation, and how far it was
+  absl::Time since_ = absl::InfinitePast();
+  bool has_formed_ = false;      // since this process started
+  std::vector<int> last_ranks_;  // of the last that formed
+  ReplicaState last_state_;      // which that one went on from
   int64_t next_index_ = 0;
   int64_t stable_ = -1;
   bool admits_ = false;

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/status.h"
 #include "server/sync/rendezvous/coordinator.h"
 #include "server/sync/rendezvous/messages.h"
 
@@ -61,13 +62,33 @@ void Coordinator::Settle() {
   }
 }
 
+bool Coordinator::HasAnswered(int64_t member) const {
+  const Peer& peer = peers_.at(member);
+  return phase_ == Phase::kGathering ? !peer.addresses.empty() : peer.connected;
+}
+
+void Coordinator::Tick(absl::Time now) {
+  const bool meets = phase_ == Phase::kGathering || phase_ == Phase::kConnecting;
+  if (const std::pair stage(generation_, phase_); stage != std::exchange(timed_, stage)) since_ = now;
+  if (!meets || now - since_ < meet_timeout_) return;
+  const absl::Status late =
+      Error(absl::StatusCode::kUnavailable, Reason::kReplicaLost,
+            absl::StrCat("it did not ", phase_ == Phase::kGathering ? "say where it is found" : "connect to the others",
+                         " within ", absl::FormatDuration(meet_timeout_)));
+  std::vector<int64_t> missing = members_;
+  std::erase_if(missing, [this](int64_t member) { return HasAnswered(member); });
+  for (const int64_t member : missing) Drop(member, late);
+  Settle();
+}
+
 void Coordinator::Form() {
   members_.clear();
   for (const int64_t seat : seats_) {
     if (seat == 0 || !peers_.at(seat).join) continue;
     members_.push_back(seat);
     Peer& peer = peers_.at(seat);
-    generation_ = std::max({generation_, peer.join->last_generation(), peer.join->position().generation()});
+    generation_ = std::max({generation_, peer.join->last_generation(), peer.join->position().generation(),
+                            peer.join->position().checkpoint_generation()});
     peer.addresses.clear();
     peer.connected = false;
   }
@@ -144,7 +165,7 @@ std::string Coordinator::Missing() const {
     } else if (phase_ == Phase::kFormed && peer->second.join) {
       waiting.push_back(name);
     } else if (IsMember(peer->first) && (phase_ == Phase::kGathering || phase_ == Phase::kConnecting) &&
-               (phase_ == Phase::kGathering ? peer->second.addresses.empty() : !peer->second.connected)) {
+               !HasAnswered(peer->first)) {
       unconnected.push_back(name);
     }
   }

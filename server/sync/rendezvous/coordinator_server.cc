@@ -141,7 +141,8 @@ class CoordinatorServer::Stream final : public grpc::ServerBidiReactor<v1::MeetR
 
 CoordinatorServer::CoordinatorServer(const ReplicasOptions& options)
     : options_(options),
-      coordinator_(HelloOf(options), options.on_loss, *this),
+      // The others are to find out by themselves first that they can't connect.
+      coordinator_(HelloOf(options), options.on_loss, options.connect_timeout + options.loss_timeout, *this),
       loop_(options.heartbeat, [this] { Tick(); }) {}
 
 absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Listen(const ReplicasOptions& options) {
@@ -205,6 +206,7 @@ void CoordinatorServer::End(int64_t connection, const absl::Status& why) {
 
 void CoordinatorServer::Tick() {
   for (const auto& [connection, stream] : streams_) stream->Tick();
+  coordinator_.Tick(SteadyNow());
 }
 
 }  // namespace shardmlp

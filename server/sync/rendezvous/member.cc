@@ -58,7 +58,8 @@ void Member::Join(const ReplicaState& state, ReplicaObserver& observer) {
     phase_ = Phase::kJoins;
     observer_ = &observer;
     state_ = state;
-    stream_ == nullptr ? Open() : SendJoin();
+    if (stream_ != nullptr) return SendJoin();
+    if (MayOpen()) Open();
   });
 }
 
@@ -83,6 +84,15 @@ void Member::Admit(int64_t generation, bool now) {
   });
 }
 
+void Member::Leave(const absl::Status& why) {
+  loop_.Post([this, why] {
+    if (phase_ != Phase::kFormed && phase_ != Phase::kLost) return;
+    // The coordinator ends the stream, and Join opens another.
+    if (stream_ != nullptr && !std::exchange(leaves_, true)) SayLeave(why);
+    Lose(why, /*heard_all=*/false);
+  });
+}
+
 std::string Member::Missing() const {
   absl::MutexLock lock(&mutex_);
   return missing_;
@@ -104,9 +114,7 @@ void Member::Finish(const absl::Status* why) {
   } else if (why == nullptr) {
     stream_->Cancel(absl::CancelledError("this replica is destroyed"));
   } else if (leave_by_ == absl::InfiniteFuture()) {
-    v1::MeetRequest request;
-    request.mutable_leave()->set_reason(std::string(why->message().substr(0, kMaxTextBytes)));
-    stream_->Send(std::move(request));
+    SayLeave(*why);
     leave_by_ = SteadyNow() + kLeaveTimeout;
   }
 }
@@ -124,7 +132,7 @@ void Member::Tick() {
       request.mutable_heartbeat();
       stream_->Send(std::move(request));
     }
-  } else if (phase_ == Phase::kJoins && now >= next_open_) {
+  } else if (phase_ == Phase::kJoins && MayOpen() && now >= next_open_) {
     Open();
   }
   if (phase_ == Phase::kFormed && mesh_ != nullptr) CheckMesh(now);
@@ -189,12 +197,14 @@ void Member::Received(const v1::MeetResponse& response) {
 void Member::Ended(const absl::Status& why) {
   const bool answered = stream_->answers();
   stream_.reset();
+  const bool left = std::exchange(leaves_, false);
   if (phase_ == Phase::kOver) {
     absl::MutexLock lock(&mutex_);
     over_ = true;
     return;
   }
   if (ReasonOf(why) == Reason::kReplicaConflict) return Refuse(why);
+  if (left) return SetMissing(absl::StrCat("this replica, rank ", options_.rank, ", has left the others"));
   Unreachable(absl::StrCat(answered ? "was lost: " : "is missing: ", why.ok() ? "it ended the stream" : why.message()));
 }
 
@@ -259,31 +269,40 @@ void Member::Gather(const v1::Gather& gather) {
   if (phase_ != Phase::kJoins) return;
   DropGroup(absl::CancelledError("another generation is to form"));
   gathers_ = gather.generation();
-  mesh_loop_.Post([this, gather] {
-    auto mesh = options_.transport.listen(gather.index(), gather.member_count());
-    loop_.Post([this, generation = gather.generation(), mesh = std::move(mesh)] {
-      if (gathers_ != generation) return;
-      if (!mesh.ok()) return SayFailed(generation, mesh.status());
-      mesh_ = *mesh;
-      v1::MeetRequest request;
-      request.mutable_addresses()->set_generation(generation);
-      for (const std::string& address : mesh_->addresses()) request.mutable_addresses()->add_addresses(address);
-      stream_->Send(std::move(request));
-    });
+  const auto listen = [this, gather] { return options_.transport.listen(gather.index(), gather.member_count()); };
+  RunOnMesh(listen, [this, generation = gather.generation()](absl::StatusOr<std::shared_ptr<PeerGroup>> mesh) {
+    if (gathers_ != generation) return;
+    if (!mesh.ok()) return SayFailed(generation, mesh.status());
+    mesh_ = *std::move(mesh);
+    v1::MeetRequest request;
+    request.mutable_addresses()->set_generation(generation);
+    for (const std::string& address : mesh_->addresses()) request.mutable_addresses()->add_addresses(address);
+    stream_->Send(std::move(request));
   });
 }
 
 void Member::Connect(const v1::Connect& connect) {
   if (gathers_ != connect.generation() || mesh_ == nullptr) return;
-  mesh_loop_.Post([this, mesh = mesh_, connect] {
+  const auto connect_all = [mesh = mesh_, connect] {
     const std::vector<std::string> peers(connect.addresses().begin(), connect.addresses().end());
-    const absl::Status status = mesh->Connect(peers);
-    loop_.Post([this, generation = connect.generation(), status] {
-      if (gathers_ != generation) return;
-      if (!status.ok()) return SayFailed(generation, status);
-      v1::MeetRequest request;
-      request.mutable_connected()->set_generation(generation);
-      stream_->Send(std::move(request));
+    return mesh->Connect(peers);
+  };
+  RunOnMesh(connect_all, [this, generation = connect.generation()](const absl::Status& status) {
+    if (gathers_ != generation) return;
+    if (!status.ok()) return SayFailed(generation, status);
+    v1::MeetRequest request;
+    request.mutable_connected()->set_generation(generation);
+    stream_->Send(std::move(request));
+  });
+}
+
+template <typename Work, typename Done>
+void Member::RunOnMesh(Work work, Done done) {
+  ++mesh_jobs_;
+  mesh_loop_.Post([this, work = std::move(work), done = std::move(done)]() mutable {
+    loop_.Post([this, result = work(), done = std::move(done)]() mutable {
+      --mesh_jobs_;
+      done(std::move(result));
     });
   });
 }
@@ -292,6 +311,12 @@ void Member::SayFailed(int64_t generation, const absl::Status& why) {
   v1::MeetRequest request;
   request.mutable_failed()->set_generation(generation);
   request.mutable_failed()->set_error(std::string(why.message().substr(0, kMaxTextBytes)));
+  stream_->Send(std::move(request));
+}
+
+void Member::SayLeave(const absl::Status& why) {
+  v1::MeetRequest request;
+  request.mutable_leave()->set_reason(std::string(why.message().substr(0, kMaxTextBytes)));
   stream_->Send(std::move(request));
 }
 

@@ -30,6 +30,7 @@ class Member final : public Replicas {
   void Join(const ReplicaState& state, ReplicaObserver& observer) override;
   void Propose(int64_t generation, std::string message) override;
   void Admit(int64_t generation, bool now) override;
+  void Leave(const absl::Status& why) override;
   std::string Missing() const override;
   void Stop(const absl::Status& why) override;
 
@@ -47,6 +48,8 @@ class Member final : public Replicas {
   void CheckMesh(absl::Time now);
   void Log(absl::Time now);
   void Open();
+  // Whether a stream may be opened: what the last generation asked of this one has ended.
+  bool MayOpen() const { return stream_ == nullptr && mesh_jobs_ == 0; }
   void SendJoin();
   void Received(const v1::MeetResponse& response);
   void Ended(const absl::Status& why);
@@ -60,6 +63,10 @@ class Member final : public Replicas {
   void DropGroup(const absl::Status& why);
   void Refuse(const absl::Status& why);
   void SayFailed(int64_t generation, const absl::Status& why);
+  void SayLeave(const absl::Status& why);
+  // Takes time, on the thread that connects to peers; `done` is called back here, with what it returns.
+  template <typename Work, typename Done>
+  void RunOnMesh(Work work, Done done);
   void SetMissing(std::string missing);
   // Ends the stream, with a word about why unless that is null, and is over.
   void Finish(const absl::Status* why);
@@ -75,8 +82,10 @@ class Member final : public Replicas {
   std::shared_ptr<ReplicaGroup> group_;  // of the generation that is formed
   int64_t gathers_ = 0;                  // the generation that is to form; 0: none
   std::shared_ptr<PeerGroup> mesh_;      // of that one, then of the one that is formed; null where it is alone
+  int mesh_jobs_ = 0;                    // that have not ended
   absl::Time say_failed_at_ = absl::InfinitePast();  // once it is known that a collective on that mesh failed
   std::unique_ptr<MemberStream> stream_;             // null: none is open
+  bool leaves_ = false;                              // the stream, as it has said
   absl::Time next_open_ = absl::InfinitePast();      // where the last one failed
   absl::Time joined_at_ = absl::InfinitePast();      // for the first time
   absl::Time next_log_ = absl::InfiniteFuture();

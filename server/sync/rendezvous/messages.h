@@ -24,6 +24,7 @@ inline constexpr size_t kMaxQueuedBytes = 64 << 20;
 
 inline ReplicaState StateOf(const v1::ReplicaPosition& position) {
   return {.generation = position.generation(),
+          .checkpoint_generation = position.checkpoint_generation(),
           .step = position.step(),
           .attempt = position.attempt(),
           .weights_version = position.weights_version()};
@@ -32,6 +33,7 @@ inline ReplicaState StateOf(const v1::ReplicaPosition& position) {
 inline v1::ReplicaPosition PositionOf(const ReplicaState& state) {
   v1::ReplicaPosition position;
   position.set_generation(state.generation);
+  position.set_checkpoint_generation(state.checkpoint_generation);
   position.set_step(state.step);
   position.set_attempt(state.attempt);
   position.set_weights_version(state.weights_version);
