@@ -78,10 +78,10 @@ std::string Script(const BenchReport& report) {
       "set xlabel 'percentile of calls'\nset ylabel 'latency, ms'\nset grid\nset key left top\n"
       "set logscale xy\n"
       "set xtics ('0' 1, '50' 2, '90' 10, '99' 100, '99.9' 1e3, '99.99' 1e4, '99.999' 1e5, '99.9999' 1e6)\n"
-      "set offsets graph 0, 0, graph 0.05, graph 0.05\n",
-      Quoted(absl::StrFormat("%s: %.1f calls/s, %d rows each, %d clients, %s", report.target,
+      "set xrange [1:*] noextend\n",
+      Quoted(absl::StrFormat("%s: %.1f calls/s, %d rows each, %d %s, %s", report.target,
                              static_cast<double>(measured.calls()) / absl::ToDoubleSeconds(measured.elapsed),
-                             report.shape.rows, report.flags.clients,
+                             report.shape.rows, report.flags.clients, report.flags.clients == 1 ? "client" : "clients",
                              report.flags.rate > 0 ? "open loop" : "closed loop")));
   std::string curves;
   const auto add = [&](const char* name, const KindTotals& kind) {
