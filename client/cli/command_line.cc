@@ -17,9 +17,11 @@ constexpr char kFooter[] = R"(Examples:
   shardmlpctl --target=unix:/run/shardmlp.sock --json info | jq .position.step
   shardmlpctl verify --layers=0,29 --rows=4
   shardmlpctl checkpoint save before-warmup
+  shardmlpctl bench --clients=4 --rows=2048
+  shardmlpctl plan --model=llama-8b --dtype=bf16 --server-tflops=300 --trainer-tflops=40 --link-gbps=25
 
-Exit codes: 0 done; 1 verify found an error above its bound; 2 the command line is wrong; 3 the server can't be reached
-or refused.)";
+Exit codes: 0 done; 1 verify found an error above its bound, or calls of bench failed; 2 the command line is wrong; 3 the
+server can't be reached or refused.)";
 
 absl::Status Invalid(absl::string_view message) {
   return absl::InvalidArgumentError(absl::StrCat(message, "; --help tells more"));
@@ -45,13 +47,16 @@ void AddConnectionFlags(CLI::App& app, CommandLine& line) {
   add("--token-file", "SHARDMLP_TOKEN_FILE", "FILE", files.token_file, "Its first line goes with every call.");
 }
 
-void AddInfoFlags(CLI::App& app, CommandLine& line) {
-  app.add_flag("--json", line.json, "info: write JSON.")->check(CLI::IsMember({"true", "false"}).description(""));
+void AddJsonFlag(CLI::App& app, CommandLine& line) {
+  app.add_flag("--json", line.json, "info, bench and plan: write JSON.")
+      ->check(CLI::IsMember({"true", "false"}).description(""));
 }
 
-void AddVerifyFlags(CLI::App& app, CommandLine& line) {
-  app.add_option("--layers", line.layers, "verify: these layers (default: all).")->type_name("0-3,7");
-  app.add_option("--rows", line.rows, "verify: rows a layer (default: 16).")
+void AddLayerFlags(CLI::App& app, CommandLine& line) {
+  app.add_option("--layers", line.layers, "verify, bench, and plan of a server: these layers (default: all).")
+      ->type_name("0-3,7");
+  app.add_option("--rows", line.rows,
+                 "verify: rows a layer (default: 16); bench and plan: rows a call (default: 1024, 4096).")
       ->type_name("N")
       ->check(CLI::Range(int64_t{1}, std::numeric_limits<int64_t>::max()).description(""));
 }
@@ -80,12 +85,15 @@ void AddAll(CLI::App& app, CommandLine& line) {
   app.fallthrough();
   app.require_subcommand(0, 1);  // none is said below, after what stands in its place
   AddConnectionFlags(app, line);
-  AddInfoFlags(app, line);
-  AddVerifyFlags(app, line);
+  AddJsonFlag(app, line);
+  AddLayerFlags(app, line);
   // A command inherits what is set above.
   app.add_subcommand("info", "What it serves, its memory, its trainers, its step.");
   app.add_subcommand("verify", "Compares its results with f64 computed here.");
   AddCheckpointActions(*app.add_subcommand("checkpoint", "Saves, restores, deletes and lists checkpoints."), line);
+  AddBenchFlags(*app.add_subcommand("bench", "Loads it, and says what it kept up: rates and latencies."), line.bench);
+  AddPlanFlags(*app.add_subcommand("plan", "Memory and speed to expect: of servers to be, or of one that is there."),
+               line.plan);
   for (CLI::App* const command : app.get_subcommands({})) command->set_help_flag();
   app.callback([&app, &line] {
     for (const CLI::App* const command : app.get_subcommands()) line.command = command->get_name();
@@ -103,7 +111,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(absl::Span<const char* const> argum
   } catch (const CLI::ParseError& error) {
     return Invalid(error.what());
   }
-  if (line.command.empty()) return Invalid("a command is missing: info, verify or checkpoint");
+  if (line.command.empty()) return Invalid("a command is missing: info, verify, checkpoint, bench or plan");
   if (line.command == "checkpoint" && line.checkpoint_action.empty()) {
     return Invalid("what to do is missing: checkpoint save, restore, delete or list");
   }
@@ -123,9 +131,13 @@ std::string Usage(absl::Span<const char* const> arguments) {
   CLI::App app(whole.get_subcommand(name)->get_description(), absl::StrCat("shardmlpctl ", name));
   app.set_help_flag("-h,--help", "Print this.");
   AddConnectionFlags(app, line);
-  if (name == "info") AddInfoFlags(app, line);
-  if (name == "verify") AddVerifyFlags(app, line);
+  const bool loads = name == "bench" || name == "plan";
+  if (name == "info" || loads) AddJsonFlag(app, line);
+  if (name == "verify" || loads) AddLayerFlags(app, line);
   if (name == "checkpoint") AddCheckpointActions(app, line);
+  if (name == "bench") AddBenchFlags(app, line.bench);
+  if (name == "plan") AddPlanFlags(app, line.plan);
+  if (loads) app.footer(name == "bench" ? BenchExamples() : PlanExamples());
   return app.help("", CLI::AppFormatMode::All);
 }
 

@@ -7,6 +7,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "client/cli/bench_flags.h"
+#include "client/cli/plan_flags.h"
 #include "client/cpp/options.h"
 
 namespace shardmlp {
@@ -15,12 +17,14 @@ struct CommandLine {
   std::string target = "localhost:50051";  // host:port or unix:/path
   absl::Duration connect_timeout = absl::Seconds(10);
   ClientCredentials credentials;
-  bool json = false;              // info
-  std::string layers;             // verify: as SelectLayers takes them
-  int64_t rows = 16;              // verify: a layer
-  std::string command;            // "info", "verify" or "checkpoint"
+  bool json = false;              // info, bench and plan
+  std::string layers;             // verify, bench and plan: as SelectLayers takes them
+  int64_t rows = 0;               // verify: a layer; bench and plan: a call; 0: the command's default
+  std::string command;            // "info", "verify", "checkpoint", "bench" or "plan"
   std::string checkpoint_action;  // checkpoint: "save", "restore" or "list"
   std::string checkpoint_name;    // save and restore
+  BenchFlags bench;
+  PlanFlags plan;
 };
 
 // Flags may stand before or behind the command. INVALID_ARGUMENT, naming what is unknown, missing or has a bad value.

@@ -1,19 +1,27 @@
 // shardmlpctl: looks at a server, verifies it, and saves and restores its checkpoints.
+#include <unistd.h>
+
 #include <iostream>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "client/cli/bench.h"
 #include "client/cli/command_line.h"
 #include "client/cli/commands.h"
+#include "client/cli/measured_plan.h"
+#include "client/cli/plan_report.h"
+#include "client/cli/stop.h"
 #include "client/cpp/client.h"
 #include "kernels/status.h"
 
 namespace shardmlp {
 namespace {
 
-enum ExitCode { kDone = 0, kAboveBound = 1, kUsage = 2, kFailed = 3 };
+enum ExitCode { kDone = 0, kAboveBound = 1, kCallsFailed = 1, kUsage = 2, kFailed = 3 };
+
+constexpr int64_t kDefaultVerifyRows = 16;
 
 int Report(const absl::Status& status) {
   if (status.ok()) return kDone;
@@ -26,15 +34,57 @@ int Report(const absl::Status& status) {
 int RunVerify(Client& client, const CommandLine& line) {
   const absl::StatusOr<std::vector<ClientLayer>> layers = SelectLayers(client.model(), line.layers);
   if (!layers.ok()) return Report(layers.status());
-  const absl::StatusOr<bool> within = Verify(client, *layers, line.rows, std::cout);
+  const int64_t rows = line.rows > 0 ? line.rows : kDefaultVerifyRows;
+  const absl::StatusOr<bool> within = Verify(client, *layers, rows, std::cout);
   if (!within.ok()) return Report(within.status());
   return *within ? kDone : kAboveBound;
+}
+
+std::ostream* Progress() { return isatty(STDERR_FILENO) != 0 ? &std::cerr : nullptr; }
+
+int ExitCodeOf(const LoadTotals& load) { return load.failed_calls() == 0 ? kDone : kCallsFailed; }
+
+int RunBench(const CommandLine& line, const ClientOptions& options) {
+  const std::string& plot = line.bench.plot;
+  if (!plot.empty()) {
+    if (const absl::Status gnuplot = CheckGnuplot(); !gnuplot.ok()) return Report(gnuplot);
+  }
+  NoteStopSignals();
+  const int64_t rows = line.rows > 0 ? line.rows : kDefaultBenchRows;
+  const absl::StatusOr<BenchReport> report = Bench(line.target, options, line.layers, rows, line.bench, Progress());
+  if (!report.ok()) return Report(report.status());
+  const auto print = line.json ? PrintBenchAsJson : PrintBench;
+  print(*report, std::cout);
+  if (!plot.empty()) {
+    if (const absl::Status drawn = PlotBench(*report, plot); !drawn.ok()) return Report(drawn);
+  }
+  return ExitCodeOf(report->measured);
+}
+
+int RunPlan(const CommandLine& line, ClientOptions options) {
+  const int64_t rows = line.rows > 0 ? line.rows : kDefaultPlanRows;
+  if (!line.plan.model.empty()) {
+    const absl::StatusOr<PlanReport> plan = MakePlan(line.plan, rows);
+    if (!plan.ok()) return Report(plan.status());
+    const auto print = line.json ? PrintPlanAsJson : PrintPlan;
+    print(*plan, std::cout);
+    return kDone;
+  }
+  NoteStopSignals();
+  options.interrupted = StopSignalled;
+  const absl::StatusOr<MeasuredPlan> plan = MeasurePlan(line.target, options, line.layers, rows, line.plan, Progress());
+  if (!plan.ok()) return Report(plan.status());
+  const auto print = line.json ? PrintMeasuredPlanAsJson : PrintMeasuredPlan;
+  print(*plan, std::cout);
+  return ExitCodeOf(plan->load.measured);
 }
 
 int Run(const CommandLine& line) {
   ClientOptions options;
   options.connect_timeout = line.connect_timeout;
   options.credentials = line.credentials;
+  if (line.command == "bench") return RunBench(line, options);
+  if (line.command == "plan") return RunPlan(line, options);
   const absl::StatusOr<std::unique_ptr<Client>> client = Client::Connect(line.target, options);
   if (!client.ok()) return Report(client.status());
   if (line.command == "verify") return RunVerify(**client, line);

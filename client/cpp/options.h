@@ -1,11 +1,13 @@
 // How a client connects, waits and retries.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 
 #include "absl/time/time.h"
 #include "proto/client_times.h"
+#include "proto/http2.h"
 
 namespace shardmlp {
 
@@ -26,7 +28,8 @@ struct ClientCredentials {
 };
 
 struct ClientOptions {
-  int connections = 1;  // calls take them in turn
+  int connections = 1;      // calls take them in turn
+  int64_t shard_bytes = 0;  // of a message, about; 0: as the server prefers
   absl::Duration connect_timeout = absl::Seconds(10);
   // A call that neither sends nor gets a message for so long fails. Memory of the caller's that is still in a stopped
   // server's connection is waited for, which takes kKeepaliveTimeout (proto/http2.h) more at most.
@@ -45,5 +48,7 @@ struct ClientOptions {
 };
 
 inline constexpr absl::Duration kInterruptInterval = absl::Milliseconds(100);
+// What a call may have under way in each direction: it gets no more than so many bytes a round trip.
+inline constexpr int64_t kCallWindowBytes = kStreamWindowBytes;
 
 }  // namespace shardmlp

@@ -134,7 +134,8 @@ absl::StatusOr<Forwarded> Session::Forward(int layer, ConstMatrixView x, MatrixV
   call.inputs = {x};
   call.output = y;
   call.hooks = options.hooks;
-  SHARDMLP_ASSIGN_OR_RETURN(call.rows_per_shard, ShardRowCount(model_, found->hidden_size * SizeOf(x.dtype)));
+  SHARDMLP_ASSIGN_OR_RETURN(call.rows_per_shard, ShardRowCount(model_, found->hidden_size * SizeOf(x.dtype),
+                                                               connections_.options().shard_bytes));
   SHARDMLP_ASSIGN_OR_RETURN(
       const v1::ForwardEnd end,
       RunWithRetries<v1::ForwardEnd>(connections_, absl::StrCat("Forward of layer ", layer), call));
@@ -191,7 +192,8 @@ absl::Status Session::RunBackward(const v1::BackwardHeader& header, ConstMatrixV
   call.inputs = {x, dy};
   call.output = dx;
   call.hooks = hooks;
-  SHARDMLP_ASSIGN_OR_RETURN(call.rows_per_shard, ShardRowCount(model_, (x.cols + dy.cols) * SizeOf(x.dtype)));
+  SHARDMLP_ASSIGN_OR_RETURN(call.rows_per_shard, ShardRowCount(model_, (x.cols + dy.cols) * SizeOf(x.dtype),
+                                                               connections_.options().shard_bytes));
   SHARDMLP_RETURN_IF_ERROR(
       RunWithRetries<v1::BackwardEnd>(connections_, absl::StrCat("Backward of layer ", header.layer()), call).status());
   Forget(released);

@@ -28,7 +28,7 @@ absl::Status CheckMatrix(absl::string_view name, ConstMatrixView matrix, int64_t
   return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> ShardRowCount(const ServedModel& model, int64_t row_bytes) {
+absl::StatusOr<int64_t> ShardRowCount(const ServedModel& model, int64_t row_bytes, int64_t shard_bytes) {
   const int64_t most = (model.max_message_bytes - kFramingBytes) / row_bytes;
   if (most < 1) {
     return Error(absl::StatusCode::kInvalidArgument, Reason::kMessageTooLarge,
@@ -36,7 +36,8 @@ absl::StatusOr<int64_t> ShardRowCount(const ServedModel& model, int64_t row_byte
                               model.max_message_bytes));
   }
   const int64_t tile = model.tile_row_count;
-  const int64_t rows = std::clamp<int64_t>(model.preferred_shard_bytes / row_bytes, 1, most);
+  const int64_t wanted = shard_bytes > 0 ? shard_bytes : model.preferred_shard_bytes;
+  const int64_t rows = std::clamp<int64_t>(wanted / row_bytes, 1, most);
   if (tile <= 0) return rows;
   if (rows >= tile) return rows - rows % tile;
   // The largest divisor of the tile that isn't far smaller.

@@ -1,6 +1,7 @@
 #include "server/engine/tile_compute.h"
 
 #include "absl/time/clock.h"
+#include "kernels/mlp_flops.h"
 #include "kernels/status.h"
 
 namespace shardmlp {
@@ -18,10 +19,6 @@ class StageTimer {
   const Stage stage_;
   const absl::Time start_ = absl::Now();
 };
-
-double GemmFlops(int64_t rows, int64_t inner, int64_t cols) {
-  return 2.0 * static_cast<double>(rows) * static_cast<double>(inner) * static_cast<double>(cols);
-}
 
 }  // namespace
 
@@ -80,9 +77,7 @@ absl::StatusOr<std::unique_ptr<Event>> TileCompute::Forward(const TileRows& rows
     SHARDMLP_RETURN_IF_ERROR(
         MlpForwardTile(backend_, mlp, parameters_.weights(rows.layer), buffers.workspace, x, y, rows.kept_gate_up));
   }
-  metrics_.AddFlops(GemmFlops(x.rows, mlp.hidden_size, mlp.gate_up_size()) +
-                        GemmFlops(x.rows, mlp.intermediate_size, mlp.output_size),
-                    0);
+  metrics_.AddFlops(static_cast<double>(x.rows) * MlpFlops(mlp).forward(), 0);
   const StageTimer timer(metrics_, Pass::kForward, Stage::kCopyOut);
   return CopyOut(y, rows.result);
 }
@@ -109,11 +104,10 @@ absl::StatusOr<std::unique_ptr<Event>> TileCompute::Backward(const TileRows& row
                                              dx, rows.add_gradients ? parameters_.gradients(rows.layer) : nullptr,
                                              rows.kept_gate_up));
   }
-  const double gate_up = GemmFlops(row_count, mlp.hidden_size, mlp.gate_up_size());
-  const double down = GemmFlops(row_count, mlp.intermediate_size, mlp.output_size);
-  // dA always; dX and the weight gradients where asked for; the forward's gate and up again, unless they were kept.
-  metrics_.AddFlops(down + (dx.empty() ? 0 : gate_up) + (rows.add_gradients ? gate_up + down : 0),
-                    rows.kept_gate_up.empty() ? gate_up : 0);
+  const MlpFlops flops(mlp);
+  const auto tokens = static_cast<double>(row_count);
+  metrics_.AddFlops(tokens * flops.Backward(/*input_gradient=*/!dx.empty(), rows.add_gradients),
+                    rows.kept_gate_up.empty() ? tokens * flops.recompute() : 0);
   const StageTimer timer(metrics_, Pass::kBackward, Stage::kCopyOut);
   return CopyOut(dx, rows.result);
 }

@@ -1,12 +1,15 @@
 #include "server/model/model_config.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/status.h"
+#include "server/model/file.h"
 #include "server/model/json.h"
 
 namespace shardmlp {
@@ -16,6 +19,7 @@ using nlohmann::json;
 
 constexpr int64_t kMaxSize = int64_t{1} << 40;  // of H and I: no sum or product with 4 overflows
 constexpr int64_t kMaxLayerCount = int64_t{1} << 14;
+constexpr int64_t kMaxConfigBytes = 16 << 20;
 
 struct RefusedKey {
   absl::string_view key;
@@ -172,6 +176,16 @@ absl::StatusOr<ModelConfig> ParseModelConfig(absl::string_view text, absl::strin
   SHARDMLP_ASSIGN_OR_RETURN(config.layer_count, keys.Size(config.family->layer_count_key, kMaxLayerCount));
   SHARDMLP_ASSIGN_OR_RETURN(config.mlp, MlpOf(*config.family, keys, path));
   return config;
+}
+
+absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& folder) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(folder, error)) {
+    return Error(absl::StatusCode::kNotFound, Reason::kInvalidArgument, absl::StrCat(folder, " is not a folder"));
+  }
+  const std::string path = absl::StrCat(folder, "/config.json");
+  SHARDMLP_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path, kMaxConfigBytes, Reason::kModelCorrupt));
+  return ParseModelConfig(text, path);
 }
 
 absl::StatusOr<ModelSpec> MakeModelSpec(const ModelConfig& config, absl::string_view prefix,

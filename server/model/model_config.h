@@ -23,6 +23,9 @@ struct ModelConfig {
 // DATA_LOSS (MODEL_CORRUPT) where a key that is needed is missing or of another type.
 absl::StatusOr<ModelConfig> ParseModelConfig(absl::string_view text, absl::string_view path);
 
+// Of a Hugging Face folder, whose weights need not be there. NOT_FOUND where there is no such folder.
+absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& folder);
+
 // The layers and tensors of `options.layers`, names beginning with `prefix`. INVALID_ARGUMENT, with the model's own
 // range, for layers that it does not have.
 absl::StatusOr<ModelSpec> MakeModelSpec(const ModelConfig& config, absl::string_view prefix,

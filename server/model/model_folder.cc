@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <map>
 #include <set>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -17,7 +15,6 @@
 #include "absl/strings/strip.h"
 #include "kernels/status.h"
 #include "server/model/convert.h"
-#include "server/model/file.h"
 #include "server/model/json.h"
 #include "server/model/model_config.h"
 #include "server/model/safetensors.h"
@@ -26,7 +23,6 @@
 namespace shardmlp {
 namespace {
 
-constexpr int64_t kMaxConfigBytes = 16 << 20;
 constexpr int64_t kChunkBytes = 4 << 20;
 
 absl::Status Corrupt(absl::string_view message) {
@@ -39,14 +35,6 @@ absl::Status Unsupported(absl::string_view message) {
 
 std::string At(const WeightFiles::Tensor& tensor, absl::string_view name) {
   return absl::StrCat(tensor.file->path(), ": tensor ", name, " at byte ", tensor.entry->begin);
-}
-
-absl::StatusOr<std::string> ReadConfig(const std::string& folder) {
-  std::error_code error;
-  if (!std::filesystem::is_directory(folder, error)) {
-    return Error(absl::StatusCode::kNotFound, Reason::kInvalidArgument, absl::StrCat(folder, " is not a folder"));
-  }
-  return ReadTextFile(absl::StrCat(folder, "/config.json"), kMaxConfigBytes, Reason::kModelCorrupt);
 }
 
 // The family's prefix or none, as the first tensor's name has it.
@@ -195,8 +183,7 @@ class SafetensorsFolder final : public ModelFolder {
 
 absl::StatusOr<std::unique_ptr<ModelFolder>> ModelFolder::Open(const std::string& path,
                                                                const ModelFolderOptions& options) {
-  SHARDMLP_ASSIGN_OR_RETURN(const std::string text, ReadConfig(path));
-  SHARDMLP_ASSIGN_OR_RETURN(const ModelConfig config, ParseModelConfig(text, absl::StrCat(path, "/config.json")));
+  SHARDMLP_ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfig(path));
   SHARDMLP_ASSIGN_OR_RETURN(WeightFiles files, WeightFiles::Open(path));
   SHARDMLP_ASSIGN_OR_RETURN(const std::string prefix, FindPrefix(*config.family, files, path));
   SHARDMLP_RETURN_IF_ERROR(CheckLayerCount(config, prefix, files, path));

@@ -25,6 +25,7 @@
 ABSL_FLAG(int, connections, 1, "Connections, with a call on each");
 ABSL_FLAG(int, rounds, 15, "Pairs of subject and reference");
 ABSL_FLAG(int64_t, tokens, 4096, "Tokens of a call");
+ABSL_FLAG(int64_t, shard_bytes, 0, "Of a message; 0: as the server prefers");
 
 namespace shardmlp {
 namespace {
@@ -82,6 +83,7 @@ class Wires {
       : rows_(rows), x_(connections, std::vector<char>(rows * kRowBytes)), y_(x_) {
     ClientOptions options;
     options.connections = connections;
+    options.shard_bytes = absl::GetFlag(FLAGS_shard_bytes);
     client_ = Client::Connect(server, options).value();
     session_ = client_->OpenSession({}).value();
     for (int i = 0; i < connections; ++i) {
@@ -99,7 +101,8 @@ class Wires {
     });
   }
   double TimeEcho() {
-    const int64_t message_bytes = client_->model().preferred_shard_bytes;
+    const int64_t shard_bytes = absl::GetFlag(FLAGS_shard_bytes);
+    const int64_t message_bytes = shard_bytes > 0 ? shard_bytes : client_->model().preferred_shard_bytes;
     return Time(connections(), [&](int i) { Require(RunEcho(channels_[i], x_[i], message_bytes)); });
   }
   bool intact() const { return x_ == y_; }

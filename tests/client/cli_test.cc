@@ -1,11 +1,8 @@
 // shardmlpctl: what it prints, its exit codes, and the arithmetic that it verifies by.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <array>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -19,6 +16,7 @@
 #include "client/cli/elements.h"
 #include "client/cli/reference_mlp.h"
 #include "tests/client/fake_server.h"
+#include "tests/client/run_ctl.h"
 
 namespace shardmlp {
 namespace {
@@ -29,24 +27,6 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
-
-struct Outcome {
-  int exit_code = -1;
-  std::string output;  // both streams
-};
-
-Outcome RunCtl(const std::string& arguments) {
-  FILE* const pipe = popen(absl::StrCat(SHARDMLPCTL, " ", arguments, " 2>&1").c_str(), "r");
-  Outcome outcome;
-  std::array<char, 4096> buffer;
-  while (const size_t count = fread(buffer.data(), 1, buffer.size(), pipe)) outcome.output.append(buffer.data(), count);
-  outcome.exit_code = WEXITSTATUS(pclose(pipe));
-  return outcome;
-}
-
-Outcome RunAgainst(const FakeServer& server, const std::string& arguments) {
-  return RunCtl(absl::StrCat("--target=", server.target(), " ", arguments));
-}
 
 TEST(CtlTest, InfoShowsWhatIsServed) {
   fake::FakeServerOptions options{.model = FakeModel()};
@@ -97,7 +77,7 @@ TEST(CtlTest, CheckpointsAreSavedListedRestoredAndDeleted) {
 
 TEST(CtlTest, CommandLinesAreChecked) {
   const std::pair<std::string, std::string> refusals[] = {
-      {"", "a command is missing: info, verify or checkpoint"},
+      {"", "a command is missing: info, verify, checkpoint, bench or plan"},
       {"inform", "not expected: inform"},
       {"info now", "not expected: now"},
       {"info verify", "not expected: verify"},

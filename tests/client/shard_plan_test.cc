@@ -34,6 +34,15 @@ TEST(ShardPlanTest, ShardsDivideTheTileOrAreMultiplesOfIt) {
   EXPECT_EQ(Rows(100, 4 << 20, 1009, 1), 100);  // a prime has no divisor near: as preferred
 }
 
+TEST(ShardPlanTest, TheClientMaySayHowLargeShardsAre) {
+  ServedModel model;
+  model.preferred_shard_bytes = 1 << 20;
+  model.max_message_bytes = 4 << 20;
+  EXPECT_EQ(ShardRowCount(model, 1 << 10).value(), 1024);
+  EXPECT_EQ(ShardRowCount(model, 1 << 10, 256 << 10).value(), 256);
+  EXPECT_EQ(ShardRowCount(model, 1 << 10, 64 << 20).value(), 4095) << "as much as a message may have";
+}
+
 TEST(ShardPlanTest, ShardsAreNeverAboveTheLargestMessage) {
   // 64 bytes are kept for framing.
   EXPECT_EQ(Rows(1 << 20, 10064, 0, 1000), 10);

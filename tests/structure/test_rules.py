@@ -47,7 +47,8 @@ def plant(tmp_path):
         ("client/cpp/session.cc", '"kernels/mlp.h"'),
         ("client/cpp/session.cc", '"server/rpc/convert.h"'),
         ("client/python/module.cc", '"proto/wire.h"'),
-        ("client/cli/main.cc", '"server/model/model_spec.h"'),
+        ("client/cli/main.cc", '"server/engine/engine.h"'),
+        ("client/cli/main.cc", '"server/model/checkpoint.h"'),
     ],
 )
 def test_an_include_against_the_direction(plant, path, include):
@@ -68,6 +69,7 @@ def test_an_include_against_the_direction(plant, path, include):
         ("server/main.cc", '"server/rpc/service.h"'),
         ("client/cpp/session.cc", '"kernels/matrix.h"'),
         ("client/cli/main.cc", '"kernels/mlp.h"'),
+        ("client/cli/planned_model.cc", '"server/engine/memory_plan.h"'),
         ("tests/engine/step_test.cc", '"shardmlp/v1/compute.pb.h"'),
     ],
 )
