@@ -22,6 +22,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/cpp/options.h"
+#include "client/cpp/served_metrics.h"
 #include "client/cpp/served_model.h"
 #include "client/cpp/session.h"
 
@@ -39,6 +40,8 @@ class Client {
   const ServedModel& model() const { return model_; }
   // Reads it again.
   absl::StatusOr<ServedModel> GetModel(bool checksums = false);
+  // What /metrics has, as it is now.
+  absl::StatusOr<std::vector<ClientSeries>> GetMetrics();
 
   // The session must not outlive the client. One that was asked for, and whose answer was not waited for, is closed.
   absl::StatusOr<std::unique_ptr<Session>> OpenSession(const SessionOptions& options);
