@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 
 namespace shardmlp {
@@ -15,25 +17,43 @@ namespace {
 constexpr char kFooter[] = R"(Examples:
   shardmlpctl --target=gpu-box:50051 info
   shardmlpctl --target=unix:/run/shardmlp.sock --json info | jq .position.step
+  shardmlpctl top                                 # live; Ctrl-C ends it
+  shardmlpctl top --json --interval=10s --count=6 | jq .rows_per_second
   shardmlpctl verify --layers=0,29 --rows=4
   shardmlpctl checkpoint save before-warmup
+  shardmlpctl --token-file=token drain --timeout=2m && echo gone
 
-Exit codes: 0 done; 1 verify found an error above its bound; 2 the command line is wrong; 3 the server can't be reached
-or refused.)";
+Exit codes: 0 done; 1 verify found an error above its bound, or a drained server had to cut calls off or to leave a
+sealed step undecided; 2 the command line is wrong; 3 the server can't be reached, refused, or could not do it; 4 drain was
+not over in time.)";
+
+// Those lines of the footer's examples that are of the command `name`.
+std::string ExamplesOf(absl::string_view name) {
+  std::string examples = "Examples:";
+  for (const absl::string_view line : absl::StrSplit(kFooter, '\n')) {
+    if (absl::StrContains(line, "shardmlpctl ") && absl::StrContains(line, absl::StrCat(" ", name))) {
+      absl::StrAppend(&examples, "\n", line);
+    }
+  }
+  return examples;
+}
 
 absl::Status Invalid(absl::string_view message) {
   return absl::InvalidArgumentError(absl::StrCat(message, "; --help tells more"));
 }
 
-void AddConnectionFlags(CLI::App& app, CommandLine& line) {
-  app.add_option("--target", line.target, "host:port or unix:/path (default: localhost:50051).")->type_name("ADDRESS");
-  const auto set_timeout = [&line](const std::string& text) {
-    if (!absl::ParseDuration(text, &line.connect_timeout)) {
-      throw CLI::ValidationError("--connect-timeout", absl::StrCat("got \"", text, "\", expected a time such as 10s"));
+CLI::Option* AddTime(CLI::App& app, const char* name, absl::Duration& field, const char* help) {
+  const auto set = [name, &field](const std::string& text) {
+    if (!absl::ParseDuration(text, &field) || field <= absl::ZeroDuration()) {
+      throw CLI::ValidationError(name, absl::StrCat("got \"", text, "\", expected a time such as 10s"));
     }
   };
-  app.add_option_function<std::string>("--connect-timeout", set_timeout, "How long to try to reach it (default: 10s).")
-      ->type_name("TIME");
+  return app.add_option_function<std::string>(name, set, help)->type_name("TIME");
+}
+
+void AddConnectionFlags(CLI::App& app, CommandLine& line) {
+  app.add_option("--target", line.target, "host:port or unix:/path (default: localhost:50051).")->type_name("ADDRESS");
+  AddTime(app, "--connect-timeout", line.connect_timeout, "How long to try to reach it (default: 10s).");
   ClientCredentials& files = line.credentials;
   const auto add = [&app](const char* name, const char* variable, const char* value, std::string& field,
                           const char* help) { app.add_option(name, field, help)->envname(variable)->type_name(value); };
@@ -45,8 +65,20 @@ void AddConnectionFlags(CLI::App& app, CommandLine& line) {
   add("--token-file", "SHARDMLP_TOKEN_FILE", "FILE", files.token_file, "Its first line goes with every call.");
 }
 
-void AddInfoFlags(CLI::App& app, CommandLine& line) {
-  app.add_flag("--json", line.json, "info: write JSON.")->check(CLI::IsMember({"true", "false"}).description(""));
+void AddJsonFlag(CLI::App& app, CommandLine& line) {
+  app.add_flag("--json", line.json, "info, top, drain: write JSON; top an object a line.")
+      ->check(CLI::IsMember({"true", "false"}).description(""));
+}
+
+void AddTopFlags(CLI::App& app, CommandLine& line) {
+  AddTime(app, "--interval", line.interval, "top: time between two reports, which rates are over (default: 2s).");
+  app.add_option("--count", line.count, "top: end after so many reports (default: go on until Ctrl-C).")
+      ->type_name("N")
+      ->check(CLI::Range(int64_t{1}, std::numeric_limits<int64_t>::max()).description(""));
+}
+
+void AddDrainFlags(CLI::App& app, CommandLine& line) {
+  AddTime(app, "--timeout", line.timeout, "drain: how long to wait until the server is gone (default: 10m).");
 }
 
 void AddVerifyFlags(CLI::App& app, CommandLine& line) {
@@ -80,12 +112,18 @@ void AddAll(CLI::App& app, CommandLine& line) {
   app.fallthrough();
   app.require_subcommand(0, 1);  // none is said below, after what stands in its place
   AddConnectionFlags(app, line);
-  AddInfoFlags(app, line);
+  AddJsonFlag(app, line);
+  AddTopFlags(app, line);
+  AddDrainFlags(app, line);
   AddVerifyFlags(app, line);
   // A command inherits what is set above.
   app.add_subcommand("info", "What it serves, its memory, its trainers, its step.");
+  app.add_subcommand("top",
+                     "Shows live what it does: calls and their stages, FLOP/s, memory, sessions, steps, failures.");
   app.add_subcommand("verify", "Compares its results with f64 computed here.");
   AddCheckpointActions(*app.add_subcommand("checkpoint", "Saves, restores, deletes and lists checkpoints."), line);
+  app.add_subcommand("drain",
+                     "Has the server end as SIGTERM does, once its calls and step are over, and waits for it.");
   for (CLI::App* const command : app.get_subcommands({})) command->set_help_flag();
   app.callback([&app, &line] {
     for (const CLI::App* const command : app.get_subcommands()) line.command = command->get_name();
@@ -103,7 +141,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(absl::Span<const char* const> argum
   } catch (const CLI::ParseError& error) {
     return Invalid(error.what());
   }
-  if (line.command.empty()) return Invalid("a command is missing: info, verify or checkpoint");
+  if (line.command.empty()) return Invalid("a command is missing: info, top, verify, checkpoint or drain");
   if (line.command == "checkpoint" && line.checkpoint_action.empty()) {
     return Invalid("what to do is missing: checkpoint save, restore, delete or list");
   }
@@ -123,9 +161,12 @@ std::string Usage(absl::Span<const char* const> arguments) {
   CLI::App app(whole.get_subcommand(name)->get_description(), absl::StrCat("shardmlpctl ", name));
   app.set_help_flag("-h,--help", "Print this.");
   AddConnectionFlags(app, line);
-  if (name == "info") AddInfoFlags(app, line);
+  if (name == "info" || name == "top" || name == "drain") AddJsonFlag(app, line);
+  if (name == "top") AddTopFlags(app, line);
+  if (name == "drain") AddDrainFlags(app, line);
   if (name == "verify") AddVerifyFlags(app, line);
   if (name == "checkpoint") AddCheckpointActions(app, line);
+  app.footer(ExamplesOf(name));
   return app.help("", CLI::AppFormatMode::All);
 }
 

@@ -15,12 +15,15 @@ struct CommandLine {
   std::string target = "localhost:50051";  // host:port or unix:/path
   absl::Duration connect_timeout = absl::Seconds(10);
   ClientCredentials credentials;
-  bool json = false;              // info
-  std::string layers;             // verify: as SelectLayers takes them
-  int64_t rows = 16;              // verify: a layer
-  std::string command;            // "info", "verify" or "checkpoint"
-  std::string checkpoint_action;  // checkpoint: "save", "restore" or "list"
-  std::string checkpoint_name;    // save and restore
+  bool json = false;                           // info, top and drain
+  absl::Duration interval = absl::Seconds(2);  // top
+  int64_t count = 0;                           // top: of reports; 0: endless
+  absl::Duration timeout = absl::Minutes(10);  // drain
+  std::string layers;                          // verify: as SelectLayers takes them
+  int64_t rows = 16;                           // verify: a layer
+  std::string command;                         // "info", "top", "verify", "checkpoint" or "drain"
+  std::string checkpoint_action;               // checkpoint: "save", "restore" or "list"
+  std::string checkpoint_name;                 // save and restore
 };
 
 // Flags may stand before or behind the command. INVALID_ARGUMENT, naming what is unknown, missing or has a bad value.

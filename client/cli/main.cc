@@ -1,4 +1,4 @@
-// shardmlpctl: looks at a server, verifies it, and saves and restores its checkpoints.
+// shardmlpctl: looks at a server, watches it, verifies it, saves and restores its checkpoints, and drains it.
 #include <iostream>
 #include <memory>
 #include <string>
@@ -13,7 +13,7 @@
 namespace shardmlp {
 namespace {
 
-enum ExitCode { kDone = 0, kAboveBound = 1, kUsage = 2, kFailed = 3 };
+enum ExitCode { kDone = 0, kNotAllWell = 1, kUsage = 2, kFailed = 3, kTimedOut = 4 };
 
 int Report(const absl::Status& status) {
   if (status.ok()) return kDone;
@@ -28,15 +28,26 @@ int RunVerify(Client& client, const CommandLine& line) {
   if (!layers.ok()) return Report(layers.status());
   const absl::StatusOr<bool> within = Verify(client, *layers, line.rows, std::cout);
   if (!within.ok()) return Report(within.status());
-  return *within ? kDone : kAboveBound;
+  return *within ? kDone : kNotAllWell;
+}
+
+int RunDrain(Client& client, const CommandLine& line) {
+  const absl::StatusOr<bool> whole = Drain(client, line.timeout, line.json, std::cerr, std::cout);
+  if (whole.ok()) return *whole ? kDone : kNotAllWell;
+  Report(whole.status());
+  return absl::IsDeadlineExceeded(whole.status()) ? kTimedOut : kFailed;
 }
 
 int Run(const CommandLine& line) {
   ClientOptions options;
   options.connect_timeout = line.connect_timeout;
   options.credentials = line.credentials;
+  if (line.command == "drain") options.retry.budget = absl::ZeroDuration();  // a server that is gone is no failure
+  if (line.command == "top")
+    return Report(Top(line.target, options, {line.interval, line.count, line.json}, std::cout));
   const absl::StatusOr<std::unique_ptr<Client>> client = Client::Connect(line.target, options);
   if (!client.ok()) return Report(client.status());
+  if (line.command == "drain") return RunDrain(**client, line);
   if (line.command == "verify") return RunVerify(**client, line);
   if (line.command == "checkpoint") {
     return Report(RunCheckpoint(**client, line.checkpoint_action, line.checkpoint_name, std::cout));

@@ -83,6 +83,14 @@ absl::StatusOr<std::vector<ClientSeries>> Client::GetMetrics() {
   return FromProto(response);
 }
 
+absl::StatusOr<ClientDrain> Client::Drain(absl::Duration timeout) {
+  grpc::ClientContext context;
+  SHARDMLP_ASSIGN_OR_RETURN(const v1::DrainResponse response,
+                            CallOnce(*connections_, context, "Drain", &v1::Operation::Stub::async::Drain,
+                                     v1::DrainRequest(), timeout, connections_->options().interrupted));
+  return FromProto(response);
+}
+
 absl::StatusOr<std::unique_ptr<Session>> Client::OpenSession(const SessionOptions& options) {
   v1::OpenSessionRequest request;
   request.set_run_id(options.run_id);

@@ -75,6 +75,15 @@ ClientCheckpoint FromProto(const v1::CheckpointInfo& checkpoint) {
   return {.name = checkpoint.name(), .step = checkpoint.step(), .byte_count = checkpoint.byte_count()};
 }
 
+ClientDrain FromProto(const v1::DrainResponse& response) {
+  ClientDrain drain = {.position = FromProto(response.position()),
+                       .checkpoint = {},
+                       .cut_off = response.cut_off(),
+                       .step_undecided = response.step_undecided()};
+  if (response.has_checkpoint()) drain.checkpoint = FromProto(response.checkpoint());
+  return drain;
+}
+
 std::vector<ClientSeries> FromProto(const v1::GetMetricsResponse& response) {
   std::vector<ClientSeries> metrics;
   for (const v1::MetricFamily& family : response.families()) {

@@ -18,6 +18,7 @@ v1::CommitStepRequest ToProto(const CommitOptions& options);
 
 ClientPosition FromProto(const v1::StepPosition& position);
 ClientCheckpoint FromProto(const v1::CheckpointInfo& checkpoint);
+ClientDrain FromProto(const v1::DrainResponse& response);
 std::vector<ClientSeries> FromProto(const v1::GetMetricsResponse& response);
 // INTERNAL also for limits that nothing can be sent within.
 absl::StatusOr<ServedModel> FromProto(const v1::GetModelResponse& response);

@@ -247,6 +247,13 @@ void Fill(const CheckpointInfo& checkpoint, v1::CheckpointInfo& to) {
   to.set_byte_count(checkpoint.byte_count);
 }
 
+void Fill(const DrainSummary& summary, v1::DrainResponse& to) {
+  Fill(summary.position, *to.mutable_position());
+  if (summary.checkpoint.has_value()) Fill(*summary.checkpoint, *to.mutable_checkpoint());
+  to.set_cut_off(summary.cut_off);
+  to.set_step_undecided(summary.step_undecided);
+}
+
 void Fill(const MetricFamily& family, v1::MetricFamily& to) {
   to.set_name(family.name);
   for (const MetricSeries& from : family.series) {

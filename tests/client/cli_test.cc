@@ -1,11 +1,8 @@
 // shardmlpctl: what it prints, its exit codes, and the arithmetic that it verifies by.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <array>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -19,6 +16,7 @@
 #include "client/cli/elements.h"
 #include "client/cli/reference_mlp.h"
 #include "tests/client/fake_server.h"
+#include "tests/client/run_ctl.h"
 
 namespace shardmlp {
 namespace {
@@ -29,24 +27,6 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
-
-struct Outcome {
-  int exit_code = -1;
-  std::string output;  // both streams
-};
-
-Outcome RunCtl(const std::string& arguments) {
-  FILE* const pipe = popen(absl::StrCat(SHARDMLPCTL, " ", arguments, " 2>&1").c_str(), "r");
-  Outcome outcome;
-  std::array<char, 4096> buffer;
-  while (const size_t count = fread(buffer.data(), 1, buffer.size(), pipe)) outcome.output.append(buffer.data(), count);
-  outcome.exit_code = WEXITSTATUS(pclose(pipe));
-  return outcome;
-}
-
-Outcome RunAgainst(const FakeServer& server, const std::string& arguments) {
-  return RunCtl(absl::StrCat("--target=", server.target(), " ", arguments));
-}
 
 TEST(CtlTest, InfoShowsWhatIsServed) {
   fake::FakeServerOptions options{.model = FakeModel()};
@@ -63,8 +43,8 @@ TEST(CtlTest, InfoShowsWhatIsServed) {
   EXPECT_THAT(text.output, HasSubstr("step      3, attempt 5, weights version 11"));
   EXPECT_THAT(text.output, HasSubstr("run 'mine' rank 1 of 2, sealed"));
   EXPECT_THAT(text.output, HasSubstr("model.layers.2.mlp"));
-  EXPECT_THAT(text.output, HasSubstr(" KiB, master weights "));
-  EXPECT_THAT(text.output, HasSubstr(" KiB, optimizer state "));
+  EXPECT_THAT(text.output, HasSubstr("weights 1.21 KiB, gradients 0 B, master weights "));
+  EXPECT_THAT(text.output, HasSubstr(" B, optimizer state "));
 
   // Flags go before or behind the command.
   EXPECT_EQ(RunCtl(absl::StrCat("info --json --target ", server.target())).output,
@@ -97,7 +77,7 @@ TEST(CtlTest, CheckpointsAreSavedListedRestoredAndDeleted) {
 
 TEST(CtlTest, CommandLinesAreChecked) {
   const std::pair<std::string, std::string> refusals[] = {
-      {"", "a command is missing: info, verify or checkpoint"},
+      {"", "a command is missing: info, top, verify, checkpoint or drain"},
       {"inform", "not expected: inform"},
       {"info now", "not expected: now"},
       {"info verify", "not expected: verify"},
@@ -109,6 +89,10 @@ TEST(CtlTest, CommandLinesAreChecked) {
       {"--rows=0 verify", "--rows: Value 0 not in range 1 to "},
       {"verify --rows=few", "--rows: Value few not in range"},
       {"--connect-timeout=10 info", "--connect-timeout: got \"10\", expected a time such as 10s"},
+      {"top --interval=0s", "--interval: got \"0s\", expected a time such as 10s"},
+      {"top --count=0", "--count: Value 0 not in range 1 to "},
+      {"drain now", "not expected: now"},
+      {"drain --timeout=soon", "--timeout: got \"soon\", expected a time such as 10s"},
       {"--json=yes info", "--json: yes not in {true,false}"},
       {"info --target", "--target: 1 required ADDRESS missing"},
   };
@@ -129,6 +113,10 @@ TEST(CtlTest, CommandLinesAreChecked) {
     EXPECT_THAT(verify.output, HasSubstr(part));
   }
   EXPECT_THAT(verify.output, Not(HasSubstr("--json")));
+  EXPECT_THAT(RunCtl("top --help").output,
+              AllOf(HasSubstr("--interval TIME"), HasSubstr("--json"), HasSubstr("shardmlpctl top --json"),
+                    Not(HasSubstr("shardmlpctl verify"))));
+  EXPECT_THAT(RunCtl("drain --help").output, AllOf(HasSubstr("--timeout TIME"), HasSubstr("drain --timeout=2m")));
   EXPECT_THAT(RunCtl("checkpoint --help").output, AllOf(HasSubstr("restore"), Not(HasSubstr("--rows"))));
   FakeServer server;
   EXPECT_EQ(RunAgainst(server, "--layers=2-1 verify").exit_code, 2);
