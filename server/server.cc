@@ -126,7 +126,8 @@ absl::Status Server::Drain() {
   const absl::Time deadline = absl::Now() + options_.drain_timeout;
   rpc_->SetHealth(false);
   engine_->StartDraining();
-  LogInfo("draining", {{"open_calls", engine_->open_call_count()}, {"asked_by", rpc_->drain_request().asked() ? "client" : "signal"}});
+  LogInfo("draining", {{"open_calls", engine_->open_call_count()},
+                       {"asked_by", rpc_->drain_request().asked() ? "client" : "signal"}});
   DrainSummary summary;
   if (summary.cut_off = !rpc_->AwaitIdle(deadline); summary.cut_off) {
     LogWarning("cancelling what is open",

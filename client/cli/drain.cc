@@ -23,8 +23,8 @@ constexpr absl::Duration kLook = absl::Milliseconds(100);
 std::string Open(const Window& now, const std::vector<ClientTrainer>& trainers) {
   const auto sealed =
       std::count_if(trainers.begin(), trainers.end(), [](const auto& trainer) { return trainer.sealed; });
-  return absl::StrCat("waiting for the server: ", Count(now.Value("shardmlp_open_calls")), " calls open, ", sealed, " of ",
-                      trainers.size(), " trainers have sealed");
+  return absl::StrCat("waiting for the server: ", Count(now.Value("shardmlp_open_calls")), " calls open, ", sealed,
+                      " of ", trainers.size(), " trainers have sealed");
 }
 
 // What is still open, whenever it has changed, until `done`.

@@ -82,7 +82,7 @@ absl::Status Top(const std::string& target, ClientOptions options, const TopOpti
     if (!EndSignals::WaitUntil(due)) return absl::OkStatus();
     absl::StatusOr<Look> look = LookAt(*client);
     if (EndSignals::Came()) return absl::OkStatus();
-    report.time = absl::Now();
+    report.time = look.ok() ? look->time : absl::Now();
     const bool was_reached = std::exchange(report.reached, look.status()).ok();
     if (!look.ok() || !was_reached) report.away = report.time - last.time;
     if (look.ok()) {
