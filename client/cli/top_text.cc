@@ -44,8 +44,8 @@ void AddState(const Activity& a, Lines& to) {
                             " (", Count(At(a.tile_rows, "backward")), " a tile), repeated ", Count(a.repeated_rows)));
   to.push_back(absl::StrCat("payload    received ", Rate(At(a.payload_bytes, "received")), ", sent ",
                             Rate(At(a.payload_bytes, "sent"))));
-  to.push_back(absl::StrCat("computing  ", Count(Sum(a.flops)), "FLOP/s, of which ", Percent(a.recomputed_ratio),
-                            " recomputed"));
+  to.push_back(
+      absl::StrCat("computing  ", Flops(Sum(a.flops)), ", of which ", Percent(a.recomputed_ratio), " recomputed"));
 }
 
 void AddMemory(const Activity& a, Lines& to) {

@@ -29,6 +29,9 @@ std::string InUnits(double value, double factor, absl::Span<const char* const> u
 
 std::string Bytes(double bytes) { return InUnits(bytes, 1024, {" B", " KiB", " MiB", " GiB", " TiB"}); }
 std::string Count(double count) { return InUnits(count, 1000, {"", "k", "M", "G", "T", "P"}); }
+std::string Flops(double flops) {
+  return InUnits(flops, 1000, {" FLOP/s", " kFLOP/s", " MFLOP/s", " GFLOP/s", " TFLOP/s", " PFLOP/s"});
+}
 std::string Seconds(double seconds) {
   return seconds >= 1 ? absl::StrCat(Digits(seconds), " s") : InUnits(seconds * 1e6, 1000, {" us", " ms", " s"});
 }

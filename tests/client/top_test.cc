@@ -195,7 +195,7 @@ TEST(TopReportTest, TheScreenHasItAllInPlainWords) {
   const std::string screen = absl::StrJoin(TopScreen(Report()), "\n");
   for (const char* part : {"there:1  llama in f32", "step       7, attempt 0; a second: 2 committed",
                            "3 open, 0 tiles queued, the device is busy 50.0 %", "forward 10.2k (512 a tile)",
-                           "10.0GFLOP/s, of which 10.0 % recomputed", "resident 3.00 MiB of 4.00 MiB (75.0 %)",
+                           "10.0 GFLOP/s, of which 10.0 % recomputed", "resident 3.00 MiB of 4.00 MiB (75.0 %)",
                            "stash      256 KiB of 1.00 MiB, 75.0 % found", "1 of 2 together", "2 train, 1 read",
                            "run 'mine' rank 1 of 2, sealed", "Forward", "OVERLOADED", "failed     25.0 %"}) {
     EXPECT_THAT(screen, HasSubstr(part));
@@ -231,6 +231,7 @@ TEST(UnitsTest, NumbersHaveThreeDigitsAndAUnit) {
               ElementsAre("0", "0.12", "7", "1.00k", "1.23M", "2.00P"));
   EXPECT_THAT((std::vector<std::string>{Seconds(0), Seconds(25e-6), Seconds(0.0123), Seconds(0.9999), Seconds(90)}),
               ElementsAre("0 us", "25 us", "12.3 ms", "1.00 s", "90.0 s"));
+  EXPECT_EQ(Flops(1.5e12), "1.50 TFLOP/s");
   EXPECT_THAT((std::vector<std::string>{Percent(0.123), Percent(1), Percent(std::nan("")), Seconds(std::nan(""))}),
               ElementsAre("12.3 %", "100 %", "-", "-"));
 }
