@@ -55,6 +55,7 @@ def test_a_drained_server_has_finished_its_calls_saved_itself_and_gone(folder, s
         loss_of(model, step).backward()
         optimizer.step()
         optimizer.zero_grad()
+    remote.close()
     with open_call(server, folder) as release:
         draining = start(server.target, "drain", "--json")
         until(lambda: not ready(server.target))
