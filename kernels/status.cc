@@ -14,7 +14,7 @@ constexpr absl::string_view kMetadataUrl = "shardmlp/metadata";
 constexpr char kUnit = '\x1f';
 constexpr char kRecord = '\x1e';
 
-constexpr std::array<absl::string_view, 50> kNames = {
+constexpr std::array<absl::string_view, 51> kNames = {
     "UNSPECIFIED",
     "INVALID_ARGUMENT",
     "INVALID_SHAPE",
@@ -65,8 +65,9 @@ constexpr std::array<absl::string_view, 50> kNames = {
     "INTERNAL",
     "UNREACHABLE",
     "UNAUTHENTICATED",
+    "PERMISSION_DENIED",
 };
-static_assert(kNames.size() == static_cast<size_t>(Reason::kUnauthenticated) + 1);
+static_assert(kNames.size() == static_cast<size_t>(Reason::kPermissionDenied) + 1);
 
 }  // namespace
 

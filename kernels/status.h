@@ -63,11 +63,12 @@ enum class Reason {
   kModelCorrupt,
   kOutOfMemory,  // the memory plan does not fit
   kDeviceFailed,
-  kReplicaLost,      // another replica went away, or can't be reached
-  kReplicaConflict,  // a replica that differs from rank 0, or whose rank is taken
-  kInternal,         // the server's own fault
-  kUnreachable,      // client: no server within the retry budget
-  kUnauthenticated,  // a call without a token, or with one that the server doesn't have
+  kReplicaLost,       // another replica went away, or can't be reached
+  kReplicaConflict,   // a replica that differs from rank 0, or whose rank is taken
+  kInternal,          // the server's own fault
+  kUnreachable,       // client: no server within the retry budget
+  kUnauthenticated,   // a call without a token, or with one that the server doesn't have
+  kPermissionDenied,  // a call that the server takes from known clients alone
 };
 
 // UPPER_SNAKE_CASE, without the k: "UNKNOWN_SESSION".

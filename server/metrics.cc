@@ -58,6 +58,22 @@ class MethodSeries final : public RpcMetrics {
   Histogram& seconds_;
 };
 
+MetricSeries ToSeries(const prometheus::ClientMetric& metric, prometheus::MetricType type) {
+  MetricSeries series;
+  for (const auto& label : metric.label) series.labels.emplace_back(label.name, label.value);
+  switch (type) {
+    case prometheus::MetricType::Counter: series.value = metric.counter.value; break;
+    case prometheus::MetricType::Histogram:
+      for (const auto& bucket : metric.histogram.bucket) {
+        series.buckets.push_back({bucket.upper_bound, static_cast<int64_t>(bucket.cumulative_count)});
+      }
+      series.sum = metric.histogram.sample_sum;
+      break;
+    default: series.value = metric.gauge.value; break;
+  }
+  return series;
+}
+
 // Label sets of a row of the table, the last label's values counting fastest; none where values are not in the table.
 std::vector<prometheus::Labels> LabelSets(const SeriesSpec& spec) {
   std::vector<prometheus::Labels> sets = {{}};
@@ -123,6 +139,11 @@ struct Metrics::Series {
   Counter& FailuresOf(absl::string_view reason) const {
     return counters.FamilyOf(SeriesId::kFailures).Add({{"reason", std::string(reason)}});
   }
+  std::vector<prometheus::MetricFamily> Collect() const {
+    std::vector<prometheus::MetricFamily> families = registry->Collect();
+    for (prometheus::MetricFamily& family : process->Collect()) families.push_back(std::move(family));
+    return families;
+  }
   void Add(SeriesId id, double count, size_t label_set = 0) const { counters.At(id, label_set).Increment(count); }
   void Set(SeriesId id, int64_t value, size_t label_set = 0) const {
     gauges.At(id, label_set).Set(static_cast<double>(value));
@@ -143,10 +164,15 @@ absl::StatusOr<int> Metrics::Expose(const std::string& address) {
   return series_->endpoint->port();
 }
 
-std::string Metrics::Text() const {
-  std::vector<prometheus::MetricFamily> families = series_->registry->Collect();
-  for (prometheus::MetricFamily& family : series_->process->Collect()) families.push_back(std::move(family));
-  return prometheus::TextSerializer().Serialize(families);
+std::string Metrics::Text() const { return prometheus::TextSerializer().Serialize(series_->Collect()); }
+
+std::vector<MetricFamily> Metrics::Families() const {
+  std::vector<MetricFamily> families;
+  for (const prometheus::MetricFamily& family : series_->Collect()) {
+    MetricFamily& to = families.emplace_back(MetricFamily{.name = family.name, .series = {}});
+    for (const prometheus::ClientMetric& metric : family.metric) to.series.push_back(ToSeries(metric, family.type));
+  }
+  return families;
 }
 
 void Metrics::ObserveStage(Pass pass, Stage stage, absl::Duration duration) {

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -23,6 +25,26 @@ enum class MemoryUse { kWeights, kGradients, kMasterWeights, kOptimizer, kWorksp
 enum class TicketEvent { kGranted, kHit, kMissed };  // a forward left its input; a backward found it, or did not
 
 enum class RpcKind { kUnary, kServerStream, kBidiStream };
+
+// A histogram's bucket: how many were observed up to the bound, those of the buckets before included.
+struct MetricBucket {
+  double upper_bound = 0;
+  int64_t cumulative_count = 0;
+};
+
+// A series as it is at one time.
+struct MetricSeries {
+  std::vector<std::pair<std::string, std::string>> labels;  // names and values
+  double value = 0;                                         // of a counter or gauge
+  std::vector<MetricBucket> buckets = {};                   // of a histogram; the last has no bound
+  double sum = 0;                                           // of a histogram
+};
+
+// All series of a name.
+struct MetricFamily {
+  std::string name;
+  std::vector<MetricSeries> series;
+};
 
 // The grpc_server_ series of one method. Thread-safe.
 class RpcMetrics {
@@ -45,6 +67,8 @@ class Metrics {
   absl::StatusOr<int> Expose(const std::string& address);
   // The text exposition, as /metrics gives it.
   std::string Text() const;
+  // The same as values.
+  std::vector<MetricFamily> Families() const;
 
   void ObserveStage(Pass pass, Stage stage, absl::Duration duration);
   void AddRows(Pass pass, int64_t rows);

@@ -8,7 +8,7 @@ constexpr auto kGauge = SeriesType::kGauge;
 constexpr auto kHistogram = SeriesType::kHistogram;
 
 const SeriesLabel kPass = {"pass", {"forward", "backward"}};
-const SeriesLabel kService = {"grpc_service", {}, "shardmlp.v1.Compute, Training or Model"};
+const SeriesLabel kService = {"grpc_service", {}, "shardmlp.v1.Compute, Training, Model or Operation"};
 const SeriesLabel kMethod = {"grpc_method", {}, "an rpc of the service"};
 const SeriesLabel kKind = {"grpc_type", {}, "unary, server_stream or bidi_stream"};
 const SeriesLabel kCode = {"grpc_code", {}, "a status code of gRPC: OK, Aborted"};

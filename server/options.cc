@@ -174,6 +174,9 @@ class Flags {
     Add("--tls-client-ca", "FILE", o.rpc.tls.ca, "PEM: clients need a certificate of one of these CAs.");
     Add("--token-file", "FILE", o.rpc.token_file,
         "A token a line: each rpc but health needs one of them, as \"authorization: Bearer TOKEN\".");
+    AddSwitch("--allow-drain", o.rpc.allow_drain,
+              "Let any client have the server drain and end (shardmlpctl drain), not those with a token or certificate "
+              "alone.");
     AddSwitch(
         "--insecure-listen-anywhere", o.rpc.insecure_listen_anywhere,
         "Allow addresses that are not loopback where TLS, or both --tls-client-ca and --token-file, are missing.");

@@ -157,6 +157,10 @@ std::vector<std::string> Warnings(const ServerOptions& options) {
     found.AddIf(true, "INSECURE: --listen=", address, " ", lacks,
                 "; whoever reaches it can read and change the weights, unless the network keeps them out");
   }
+  found.AddIf(options.rpc.allow_drain && !options.rpc.secure() &&
+                  !std::all_of(options.rpc.listen.begin(), options.rpc.listen.end(),
+                               [](const std::string& address) { return IsUnixSocket(address) || IsLoopback(address); }),
+              "INSECURE: --allow-drain, and --listen that others reach: whoever does can end the server");
   const ReplicasOptions& replicas = options.replicas;
   if (replicas.size > 1 && !IsLoopback(replicas.coordinator)) {
     found.AddIf(true,

@@ -107,7 +107,7 @@ absl::StatusOr<ReplicasOptions> Server::ReplicasOf(const ModelSpec& model) const
 
 absl::Status Server::Run(const absl::Notification& stop) {
   absl::Status files;  // as they were found last
-  while (!stop.WaitForNotificationWithTimeout(kHealthInterval)) {
+  while (!stop.WaitForNotificationWithTimeout(kHealthInterval) && !rpc_->drain_request().asked()) {
     if (const absl::Status found = rpc_->Refresh(); found != std::exchange(files, found)) {
       if (found.ok()) {
         LogInfo("certificates and tokens are in order again");
@@ -127,19 +127,25 @@ absl::Status Server::Drain() {
   const absl::Time deadline = absl::Now() + options_.drain_timeout;
   rpc_->SetHealth(false);
   engine_->StartDraining();
-  LogInfo("draining", {{"open_calls", engine_->open_call_count()}});
-  if (!rpc_->AwaitIdle(deadline)) {
+  LogInfo("draining", {{"open_calls", engine_->open_call_count()},
+                       {"asked_by", rpc_->drain_request().asked() ? "client" : "signal"}});
+  DrainSummary summary;
+  if (summary.cut_off = !rpc_->AwaitIdle(deadline); summary.cut_off) {
     LogWarning("cancelling what is open",
                {{"open_calls", engine_->open_call_count()}, {"after", absl::FormatDuration(options_.drain_timeout)}});
   }
-  if (!engine_->SettleStep(deadline)) LogWarning("leaving a step whose trainers have not decided on it");
-  const absl::Status saved = SaveDrained();
+  summary.step_undecided = !engine_->SettleStep(deadline);
+  if (summary.step_undecided) LogWarning("leaving a step whose trainers have not decided on it");
+  const absl::StatusOr<std::optional<CheckpointInfo>> saved = SaveDrained();
+  summary.checkpoint = saved.value_or(std::nullopt);
+  summary.position = engine_->position();
+  rpc_->drain_request().End(saved.ok() ? absl::StatusOr<DrainSummary>(summary) : saved.status());
   Shutdown();
-  return saved;
+  return saved.status();
 }
 
-absl::Status Server::SaveDrained() {
-  if (options_.drain_checkpoint.empty()) return absl::OkStatus();
+absl::StatusOr<std::optional<CheckpointInfo>> Server::SaveDrained() {
+  if (options_.drain_checkpoint.empty()) return std::nullopt;
   absl::StatusOr<CheckpointInfo> saved;
   absl::Notification done;
   engine_->SaveCheckpoint(options_.drain_checkpoint, [&](absl::StatusOr<CheckpointInfo> result) {
@@ -147,7 +153,8 @@ absl::Status Server::SaveDrained() {
     done.Notify();
   });
   done.WaitForNotification();
-  return Annotate(saved.status(), "the drained server could not be saved");
+  if (!saved.ok()) return Annotate(saved.status(), "the drained server could not be saved");
+  return *std::move(saved);
 }
 
 void Server::Shutdown() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <string>
 
@@ -26,9 +27,9 @@ class Server {
 
   const RpcServer& rpc() const { return *rpc_; }
 
-  // Serves until `stop`, then drains: not ready, no new calls, open ones and a sealed step go on for drain_timeout; a
-  // step that is not sealed is handed back; the drain's checkpoint is saved. Returns why it could not be. Where the
-  // device fails, returns at once what broke it.
+  // Serves until `stop`, or until a client asks for a drain, then drains: not ready, no new calls, open ones and a
+  // sealed step go on for drain_timeout; a step that is not sealed is handed back; the drain's checkpoint is saved.
+  // Returns why it could not be. Where the device fails, returns at once what broke it.
   absl::Status Run(const absl::Notification& stop);
 
  private:
@@ -37,7 +38,8 @@ class Server {
   // With what has to be the same on all of them.
   absl::StatusOr<ReplicasOptions> ReplicasOf(const ModelSpec& model) const;
   absl::Status Drain();
-  absl::Status SaveDrained();
+  // Nothing where nothing is to be saved.
+  absl::StatusOr<std::optional<CheckpointInfo>> SaveDrained();
   void Shutdown();
 
   const ServerOptions options_;

@@ -6,8 +6,11 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "client/cli/flags.h"
 
 namespace shardmlp {
 namespace {
@@ -15,13 +18,30 @@ namespace {
 constexpr char kFooter[] = R"(Examples:
   shardmlpctl --target=gpu-box:50051 info
   shardmlpctl --target=unix:/run/shardmlp.sock --json info | jq .position.step
+  shardmlpctl top                                 # live; Ctrl-C ends it
+  shardmlpctl top --json --interval=10s --count=6 | jq .rows_per_second
   shardmlpctl verify --layers=0,29 --rows=4
   shardmlpctl checkpoint save before-warmup
   shardmlpctl bench --clients=4 --rows=2048
   shardmlpctl plan --model=llama-8b --dtype=bf16 --server-tflops=300 --trainer-tflops=40 --link-gbps=25
+  shardmlpctl --token-file=token drain --timeout=2m && echo gone
 
-Exit codes: 0 done; 1 verify found an error above its bound, or calls of bench failed; 2 the command line is wrong; 3 the
-server can't be reached or refused.)";
+Exit codes: 0 done; 1 verify found an error above its bound, calls of bench failed, or a drained server had to cut calls off or
+to leave a sealed step undecided; 2 the command line is wrong; 3 the server can't be reached, refused, or could not do it; 4
+drain was not over in time.)";
+
+// Those lines of the footer's examples that are of the command `name`.
+std::string ExamplesOf(absl::string_view name) {
+  std::string examples = "Examples:";
+  for (const absl::string_view line : absl::StrSplit(kFooter, '\n')) {
+    if (absl::StrContains(line, "shardmlpctl ") && absl::StrContains(line, absl::StrCat(" ", name))) {
+      absl::StrAppend(&examples, "\n", line);
+    }
+  }
+  return examples;
+}
+
+constexpr absl::Duration kLeastTime = absl::Milliseconds(1);
 
 absl::Status Invalid(absl::string_view message) {
   return absl::InvalidArgumentError(absl::StrCat(message, "; --help tells more"));
@@ -29,13 +49,8 @@ absl::Status Invalid(absl::string_view message) {
 
 void AddConnectionFlags(CLI::App& app, CommandLine& line) {
   app.add_option("--target", line.target, "host:port or unix:/path (default: localhost:50051).")->type_name("ADDRESS");
-  const auto set_timeout = [&line](const std::string& text) {
-    if (!absl::ParseDuration(text, &line.connect_timeout)) {
-      throw CLI::ValidationError("--connect-timeout", absl::StrCat("got \"", text, "\", expected a time such as 10s"));
-    }
-  };
-  app.add_option_function<std::string>("--connect-timeout", set_timeout, "How long to try to reach it (default: 10s).")
-      ->type_name("TIME");
+  AddTimeFlag(app, "--connect-timeout", line.connect_timeout, "How long to try to reach it (default: 10s).",
+              kLeastTime);
   ClientCredentials& files = line.credentials;
   const auto add = [&app](const char* name, const char* variable, const char* value, std::string& field,
                           const char* help) { app.add_option(name, field, help)->envname(variable)->type_name(value); };
@@ -48,8 +63,18 @@ void AddConnectionFlags(CLI::App& app, CommandLine& line) {
 }
 
 void AddJsonFlag(CLI::App& app, CommandLine& line) {
-  app.add_flag("--json", line.json, "info, bench and plan: write JSON.")
+  app.add_flag("--json", line.json, "info, top, drain, bench, plan: write JSON; top an object a line.")
       ->check(CLI::IsMember({"true", "false"}).description(""));
+}
+
+void AddTopFlags(CLI::App& app, CommandLine& line) {
+  AddTimeFlag(app, "--interval", line.interval, "Time between two reports, which rates are over (default: 2s).",
+              kLeastTime);
+  AddCountFlag(app, "--count", line.count, "End after so many reports (default: go on until Ctrl-C).");
+}
+
+void AddDrainFlags(CLI::App& app, CommandLine& line) {
+  AddTimeFlag(app, "--timeout", line.timeout, "How long to wait until the server is gone (default: 10m).", kLeastTime);
 }
 
 void AddLayerFlags(CLI::App& app, CommandLine& line) {
@@ -89,11 +114,17 @@ void AddAll(CLI::App& app, CommandLine& line) {
   AddLayerFlags(app, line);
   // A command inherits what is set above.
   app.add_subcommand("info", "What it serves, its memory, its trainers, its step.");
+  AddTopFlags(*app.add_subcommand(
+                  "top", "Shows live what it does: calls and their stages, FLOP/s, memory, sessions, steps, failures."),
+              line);
   app.add_subcommand("verify", "Compares its results with f64 computed here.");
   AddCheckpointActions(*app.add_subcommand("checkpoint", "Saves, restores, deletes and lists checkpoints."), line);
   AddBenchFlags(*app.add_subcommand("bench", "Loads it, and says what it kept up: rates and latencies."), line.bench);
   AddPlanFlags(*app.add_subcommand("plan", "Memory and speed to expect: of servers to be, or of one that is there."),
                line.plan);
+  AddDrainFlags(*app.add_subcommand(
+                    "drain", "Has the server end as SIGTERM does, once its calls and step are over, and waits for it."),
+                line);
   for (CLI::App* const command : app.get_subcommands({})) command->set_help_flag();
   app.callback([&app, &line] {
     for (const CLI::App* const command : app.get_subcommands()) line.command = command->get_name();
@@ -111,7 +142,9 @@ absl::StatusOr<CommandLine> ParseCommandLine(absl::Span<const char* const> argum
   } catch (const CLI::ParseError& error) {
     return Invalid(error.what());
   }
-  if (line.command.empty()) return Invalid("a command is missing: info, verify, checkpoint, bench or plan");
+  if (line.command.empty()) {
+    return Invalid("a command is missing: info, top, verify, checkpoint, bench, plan or drain");
+  }
   if (line.command == "checkpoint" && line.checkpoint_action.empty()) {
     return Invalid("what to do is missing: checkpoint save, restore, delete or list");
   }
@@ -132,12 +165,14 @@ std::string Usage(absl::Span<const char* const> arguments) {
   app.set_help_flag("-h,--help", "Print this.");
   AddConnectionFlags(app, line);
   const bool loads = name == "bench" || name == "plan";
-  if (name == "info" || loads) AddJsonFlag(app, line);
+  if (name == "info" || name == "top" || name == "drain" || loads) AddJsonFlag(app, line);
   if (name == "verify" || loads) AddLayerFlags(app, line);
+  if (name == "top") AddTopFlags(app, line);
+  if (name == "drain") AddDrainFlags(app, line);
   if (name == "checkpoint") AddCheckpointActions(app, line);
   if (name == "bench") AddBenchFlags(app, line.bench);
   if (name == "plan") AddPlanFlags(app, line.plan);
-  if (loads) app.footer(name == "bench" ? BenchExamples() : PlanExamples());
+  app.footer(name == "bench" ? BenchExamples() : name == "plan" ? PlanExamples() : ExamplesOf(name));
   return app.help("", CLI::AppFormatMode::All);
 }
 

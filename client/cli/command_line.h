@@ -17,12 +17,15 @@ struct CommandLine {
   std::string target = "localhost:50051";  // host:port or unix:/path
   absl::Duration connect_timeout = absl::Seconds(10);
   ClientCredentials credentials;
-  bool json = false;              // info, bench and plan
-  std::string layers;             // verify, bench and plan: as SelectLayers takes them
-  int64_t rows = 0;               // verify: a layer; bench and plan: a call; 0: the command's default
-  std::string command;            // "info", "verify", "checkpoint", "bench" or "plan"
-  std::string checkpoint_action;  // checkpoint: "save", "restore" or "list"
-  std::string checkpoint_name;    // save and restore
+  bool json = false;                           // info, top, drain, bench and plan
+  absl::Duration interval = absl::Seconds(2);  // top
+  int64_t count = 0;                           // top: of reports; 0: endless
+  absl::Duration timeout = absl::Minutes(10);  // drain
+  std::string layers;                          // verify, bench and plan: as SelectLayers takes them
+  int64_t rows = 0;                            // verify: a layer; bench and plan: a call; 0: the command's default
+  std::string command;                         // "info", "top", "verify", "checkpoint", "bench", "plan" or "drain"
+  std::string checkpoint_action;               // checkpoint: "save", "restore" or "list"
+  std::string checkpoint_name;                 // save and restore
   BenchFlags bench;
   PlanFlags plan;
 };

@@ -23,10 +23,12 @@ void AddDType(CLI::App& app, const char* name, Field& field, const char* help) {
 
 }  // namespace
 
-void AddTimeFlag(CLI::App& app, const char* name, absl::Duration& field, const char* help) {
-  const auto set = [name, &field](const std::string& text) {
-    if (!absl::ParseDuration(text, &field) || field < absl::ZeroDuration()) {
-      throw CLI::ValidationError(name, absl::StrCat("got \"", text, "\", expected a time such as 10s"));
+void AddTimeFlag(CLI::App& app, const char* name, absl::Duration& field, const char* help, absl::Duration least) {
+  const auto set = [name, &field, least](const std::string& text) {
+    if (!absl::ParseDuration(text, &field) || field < least) {
+      const std::string bound =
+          least > absl::ZeroDuration() ? absl::StrCat(" of ", absl::FormatDuration(least), " at least") : "";
+      throw CLI::ValidationError(name, absl::StrCat("got \"", text, "\", expected a time such as 10s", bound));
     }
   };
   app.add_option_function<std::string>(name, set, help)->type_name("TIME");

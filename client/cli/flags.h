@@ -16,7 +16,8 @@ namespace shardmlp {
 
 // Each fills `field` as the command line is parsed, whose value it keeps where the flag is not there. CLI11 throws what
 // it finds wrong, naming the flag.
-void AddTimeFlag(CLI::App& app, const char* name, absl::Duration& field, const char* help);
+void AddTimeFlag(CLI::App& app, const char* name, absl::Duration& field, const char* help,
+                 absl::Duration least = absl::ZeroDuration());
 void AddBytesFlag(CLI::App& app, const char* name, int64_t& field, const char* help);
 void AddCountFlag(CLI::App& app, const char* name, int64_t& field, const char* help,
                   int64_t max = std::numeric_limits<int64_t>::max());

@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "client/cli/commands.h"
+#include "client/cli/units.h"
 
 namespace shardmlp {
 namespace {
@@ -26,11 +27,6 @@ std::vector<MemoryUse> MemoryUses(const ClientMemoryPlan& memory) {
           {"staging", "staging_bytes", memory.staging_bytes},
           {"ledger", "ledger_bytes", memory.ledger_bytes},
           {"stash", "stash_bytes", memory.stash_bytes}};
-}
-
-std::string Bytes(int64_t bytes) {
-  if (bytes < 1 << 20) return absl::StrFormat("%.1f KiB", static_cast<double>(bytes) / (1 << 10));
-  return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// shardmlpctl: looks at a server, verifies it, and saves and restores its checkpoints.
+// shardmlpctl: looks at a server, watches, verifies and loads it, saves and restores its checkpoints, drains it, and
+// plans servers to be.
 #include <unistd.h>
 
 #include <iostream>
@@ -19,7 +20,7 @@
 namespace shardmlp {
 namespace {
 
-enum ExitCode { kDone = 0, kAboveBound = 1, kCallsFailed = 1, kUsage = 2, kFailed = 3 };
+enum ExitCode { kDone = 0, kNotAllWell = 1, kUsage = 2, kFailed = 3, kTimedOut = 4 };
 
 constexpr int64_t kDefaultVerifyRows = 16;
 
@@ -37,12 +38,19 @@ int RunVerify(Client& client, const CommandLine& line) {
   const int64_t rows = line.rows > 0 ? line.rows : kDefaultVerifyRows;
   const absl::StatusOr<bool> within = Verify(client, *layers, rows, std::cout);
   if (!within.ok()) return Report(within.status());
-  return *within ? kDone : kAboveBound;
+  return *within ? kDone : kNotAllWell;
+}
+
+int RunDrain(Client& client, const CommandLine& line) {
+  const absl::StatusOr<bool> whole = Drain(client, line.timeout, line.json, std::cerr, std::cout);
+  if (whole.ok()) return *whole ? kDone : kNotAllWell;
+  Report(whole.status());
+  return absl::IsDeadlineExceeded(whole.status()) ? kTimedOut : kFailed;
 }
 
 std::ostream* Progress() { return isatty(STDERR_FILENO) != 0 ? &std::cerr : nullptr; }
 
-int ExitCodeOf(const LoadTotals& load) { return load.failed_calls() == 0 ? kDone : kCallsFailed; }
+int ExitCodeOf(const LoadTotals& load) { return load.failed_calls() == 0 ? kDone : kNotAllWell; }
 
 int RunBench(const CommandLine& line, const ClientOptions& options) {
   const std::string& plot = line.bench.plot;
@@ -85,8 +93,13 @@ int Run(const CommandLine& line) {
   options.credentials = line.credentials;
   if (line.command == "bench") return RunBench(line, options);
   if (line.command == "plan") return RunPlan(line, options);
+  if (line.command == "top") {
+    return Report(Top(line.target, options, {line.interval, line.count, line.json}, std::cout));
+  }
+  if (line.command == "drain") options.retry.budget = absl::ZeroDuration();  // a server that is gone is no failure
   const absl::StatusOr<std::unique_ptr<Client>> client = Client::Connect(line.target, options);
   if (!client.ok()) return Report(client.status());
+  if (line.command == "drain") return RunDrain(**client, line);
   if (line.command == "verify") return RunVerify(**client, line);
   if (line.command == "checkpoint") {
     return Report(RunCheckpoint(**client, line.checkpoint_action, line.checkpoint_name, std::cout));

@@ -74,6 +74,23 @@ absl::StatusOr<ServedModel> Client::GetModel(bool checksums) {
   return ReadModel(*connections_, connections_->options().retry, checksums);
 }
 
+absl::StatusOr<std::vector<ClientSeries>> Client::GetMetrics() {
+  const ClientOptions& options = connections_->options();
+  SHARDMLP_ASSIGN_OR_RETURN(
+      const v1::GetMetricsResponse response,
+      CallWithRetries(*connections_, options.retry, "GetMetrics", &v1::Operation::Stub::async::GetMetrics,
+                      v1::GetMetricsRequest(), options.connect_timeout));
+  return FromProto(response);
+}
+
+absl::StatusOr<ClientDrain> Client::Drain(absl::Duration timeout) {
+  grpc::ClientContext context;
+  SHARDMLP_ASSIGN_OR_RETURN(const v1::DrainResponse response,
+                            CallOnce(*connections_, context, "Drain", &v1::Operation::Stub::async::Drain,
+                                     v1::DrainRequest(), timeout, connections_->options().interrupted));
+  return FromProto(response);
+}
+
 absl::StatusOr<std::unique_ptr<Session>> Client::OpenSession(const SessionOptions& options) {
   v1::OpenSessionRequest request;
   request.set_run_id(options.run_id);

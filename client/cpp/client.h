@@ -20,8 +20,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/cpp/options.h"
+#include "client/cpp/served_metrics.h"
 #include "client/cpp/served_model.h"
 #include "client/cpp/session.h"
 
@@ -39,6 +41,11 @@ class Client {
   const ServedModel& model() const { return model_; }
   // Reads it again.
   absl::StatusOr<ServedModel> GetModel(bool checksums = false);
+  // What /metrics has, as it is now.
+  absl::StatusOr<std::vector<ClientSeries>> GetMetrics();
+  // Has the server drain, and waits until it has, no longer than `timeout`; it then ends. One try: a server that goes
+  // away in between may have drained. DEADLINE_EXCEEDED (STALLED) where it is not done in time, and goes on.
+  absl::StatusOr<ClientDrain> Drain(absl::Duration timeout);
 
   // The session must not outlive the client. One that was asked for, and whose answer was not waited for, is closed.
   absl::StatusOr<std::unique_ptr<Session>> OpenSession(const SessionOptions& options);

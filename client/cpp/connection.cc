@@ -110,7 +110,7 @@ int SocketDescriptor::Release() { return std::exchange(fd_, -1); }
 Connection::Connection(std::shared_ptr<grpc::Channel> channel, SocketDescriptor socket, std::string token_file)
     : socket_(std::move(socket)),
       token_file_(std::move(token_file)),
-      stubs_(v1::Training::NewStub(channel), v1::Model::NewStub(channel),
+      stubs_(v1::Training::NewStub(channel), v1::Model::NewStub(channel), v1::Operation::NewStub(channel),
              std::make_unique<grpc::GenericStub>(channel)) {}
 
 void Connection::Break() {

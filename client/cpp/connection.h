@@ -18,6 +18,7 @@
 #include "client/cpp/options.h"
 #include "client/cpp/token.h"
 #include "shardmlp/v1/model.grpc.pb.h"
+#include "shardmlp/v1/operation.grpc.pb.h"
 #include "shardmlp/v1/training.grpc.pb.h"
 
 namespace shardmlp {
@@ -46,17 +47,19 @@ class Connection {
   // To be called once for each call, ahead of its start; fails where the client's token can't be read.
   absl::Status Authorize(grpc::ClientContext& context) { return AddToken(token_file_, context); }
 
-  // Stub: v1::Training::Stub, v1::Model::Stub or grpc::GenericStub.
+  // Stub: v1::Training::Stub, v1::Model::Stub, v1::Operation::Stub or grpc::GenericStub.
   template <typename Stub>
   Stub& stub() {
     return *std::get<std::unique_ptr<Stub>>(stubs_);
   }
 
-  // Async: v1::Training::Stub::async or v1::Model::Stub::async.
+  // Async: v1::Training::Stub::async and its like.
   template <typename Async>
   Async& async() {
     if constexpr (std::is_same_v<Async, class v1::Training::Stub::async>) {
       return *stub<v1::Training::Stub>().async();
+    } else if constexpr (std::is_same_v<Async, class v1::Operation::Stub::async>) {
+      return *stub<v1::Operation::Stub>().async();
     } else {
       return *stub<v1::Model::Stub>().async();
     }
@@ -70,7 +73,8 @@ class Connection {
  private:
   SocketDescriptor socket_;
   const std::string token_file_;
-  std::tuple<std::unique_ptr<v1::Training::Stub>, std::unique_ptr<v1::Model::Stub>, std::unique_ptr<grpc::GenericStub>>
+  std::tuple<std::unique_ptr<v1::Training::Stub>, std::unique_ptr<v1::Model::Stub>,
+             std::unique_ptr<v1::Operation::Stub>, std::unique_ptr<grpc::GenericStub>>
       stubs_;
 };
 

@@ -75,6 +75,32 @@ ClientCheckpoint FromProto(const v1::CheckpointInfo& checkpoint) {
   return {.name = checkpoint.name(), .step = checkpoint.step(), .byte_count = checkpoint.byte_count()};
 }
 
+ClientDrain FromProto(const v1::DrainResponse& response) {
+  ClientDrain drain = {.position = FromProto(response.position()),
+                       .checkpoint = {},
+                       .cut_off = response.cut_off(),
+                       .step_undecided = response.step_undecided()};
+  if (response.has_checkpoint()) drain.checkpoint = FromProto(response.checkpoint());
+  return drain;
+}
+
+std::vector<ClientSeries> FromProto(const v1::GetMetricsResponse& response) {
+  std::vector<ClientSeries> metrics;
+  for (const v1::MetricFamily& family : response.families()) {
+    for (const v1::MetricSeries& from : family.series()) {
+      ClientSeries& series = metrics.emplace_back();
+      series.name = family.name();
+      series.labels = {from.labels().begin(), from.labels().end()};
+      series.value = from.value();
+      for (const v1::MetricBucket& bucket : from.histogram().buckets()) {
+        series.buckets.push_back({bucket.upper_bound(), bucket.cumulative_count()});
+      }
+      series.sum = from.histogram().sum();
+    }
+  }
+  return metrics;
+}
+
 absl::StatusOr<ServedModel> FromProto(const v1::GetModelResponse& response) {
   ServedModel model;
   model.model_type = response.model().model_type();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -90,6 +91,14 @@ struct ClientCheckpoint {
   std::string name;
   int64_t step = 0;
   int64_t byte_count = 0;
+};
+
+// What a drained server left.
+struct ClientDrain {
+  ClientPosition position;
+  std::optional<ClientCheckpoint> checkpoint;  // where it was told to save one
+  bool cut_off = false;                        // calls or reads were still open when its time was over
+  bool step_undecided = false;                 // so was a sealed step
 };
 
 }  // namespace shardmlp

@@ -247,6 +247,28 @@ void Fill(const CheckpointInfo& checkpoint, v1::CheckpointInfo& to) {
   to.set_byte_count(checkpoint.byte_count);
 }
 
+void Fill(const DrainSummary& summary, v1::DrainResponse& to) {
+  Fill(summary.position, *to.mutable_position());
+  if (summary.checkpoint.has_value()) Fill(*summary.checkpoint, *to.mutable_checkpoint());
+  to.set_cut_off(summary.cut_off);
+  to.set_step_undecided(summary.step_undecided);
+}
+
+void Fill(const MetricFamily& family, v1::MetricFamily& to) {
+  to.set_name(family.name);
+  for (const MetricSeries& from : family.series) {
+    v1::MetricSeries& series = *to.add_series();
+    for (const auto& [name, value] : from.labels) (*series.mutable_labels())[name] = value;
+    series.set_value(from.value);
+    for (const MetricBucket& bucket : from.buckets) {
+      v1::MetricBucket& counted = *series.mutable_histogram()->add_buckets();
+      counted.set_upper_bound(bucket.upper_bound);
+      counted.set_cumulative_count(bucket.cumulative_count);
+    }
+    if (!from.buckets.empty()) series.mutable_histogram()->set_sum(from.sum);
+  }
+}
+
 void Fill(const Engine& engine, v1::GetModelResponse& to) {
   Fill(engine.model(), *to.mutable_model());
   to.mutable_model()->set_frozen(engine.frozen());

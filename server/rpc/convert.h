@@ -11,8 +11,10 @@
 #include "server/engine/engine.h"
 #include "server/engine/step_types.h"
 #include "server/metrics.h"
+#include "server/rpc/drain_request.h"
 #include "shardmlp/v1/compute.pb.h"
 #include "shardmlp/v1/model.pb.h"
+#include "shardmlp/v1/operation.pb.h"
 #include "shardmlp/v1/training.pb.h"
 
 namespace shardmlp {
@@ -34,6 +36,8 @@ void Fill(const StepPosition& position, v1::StepPosition& to);
 void Fill(const SessionGrant& grant, v1::OpenSessionResponse& to);
 void Fill(const SealResult& result, v1::SealStepResponse& to);
 void Fill(const CheckpointInfo& checkpoint, v1::CheckpointInfo& to);
+void Fill(const DrainSummary& summary, v1::DrainResponse& to);
+void Fill(const MetricFamily& family, v1::MetricFamily& to);
 // All but the limits that rpc sets and the checksums.
 void Fill(const Engine& engine, v1::GetModelResponse& to);
 

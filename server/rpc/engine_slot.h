@@ -20,6 +20,8 @@ class EngineSlot {
   // `tokens`: one of which each call needs; null: none.
   explicit EngineSlot(const Tokens* tokens) : tokens_(tokens) {}
 
+  // Whether who comes in has shown a token.
+  bool has_tokens() const { return tokens_ != nullptr; }
   void Set(Engine& engine) { engine_.store(&engine, std::memory_order_release); }
 
   // For the call of `context`. UNAUTHENTICATED (UNAUTHENTICATED) without a token; UNAVAILABLE (LOADING) until set.

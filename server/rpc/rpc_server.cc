@@ -14,6 +14,7 @@
 #include "server/rpc/compute_service.h"
 #include "server/rpc/listen_address.h"
 #include "server/rpc/model_service.h"
+#include "server/rpc/operation_service.h"
 #include "server/rpc/service_names.h"
 #include "server/rpc/training_service.h"
 #include "server/rpc/transport.h"
@@ -36,6 +37,7 @@ RpcServer::RpcServer(const RpcServerOptions& options, Metrics& metrics)
   services_.push_back(std::make_unique<ComputeService>(context));
   services_.push_back(std::make_unique<TrainingService>(engine_, metrics));
   services_.push_back(std::make_unique<ModelService>(engine_, options.limits, streams_, metrics));
+  services_.push_back(std::make_unique<OperationService>(engine_, options.allow_drain, drain_request_, metrics));
 }
 
 absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Listen(const RpcServerOptions& options, Metrics& metrics) {
@@ -106,6 +108,7 @@ void RpcServer::SetHealth(bool serving) {
 
 void RpcServer::Shutdown(const absl::Status& status, absl::Time deadline) {
   streams_.EndAll(status);
+  drain_request_.End(status);
   server_->Shutdown(absl::ToChronoTime(deadline));
   server_.reset();
   streams_.AwaitLoans(absl::Now() + kLoanTimeout);

@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "proto/tls.h"
 #include "server/metrics.h"
+#include "server/rpc/drain_request.h"
 #include "server/rpc/engine_slot.h"
 #include "server/rpc/health_endpoint.h"
 #include "server/rpc/message_limits.h"
@@ -27,6 +28,7 @@ struct RpcServerOptions {
   bool insecure_listen_anywhere = false;                  // addresses that are not loopback, without TLS
   TlsFiles tls = {};  // of all addresses but Unix sockets; no cert: plaintext; a ca: clients need a certificate
   std::string token_file = {};     // who may call; empty: everybody
+  bool allow_drain = false;        // whoever may call may have the server drain
   std::string health_listen = {};  // host:port of a plaintext server of health alone; empty: none
   MessageLimits limits = {};
   absl::Duration stall_timeout = absl::Seconds(60);  // how long a call may wait for its client
@@ -60,6 +62,8 @@ class RpcServer {
   absl::Status Refresh();
   // What health answers.
   void SetHealth(bool serving);
+  // What clients ask, of which the server makes an end.
+  DrainRequest& drain_request() { return drain_request_; }
   // Waits until no stream is open; false where some are at `deadline`.
   bool AwaitIdle(absl::Time deadline) { return streams_.AwaitNone(deadline); }
   // Ends every stream with `status`, takes no more, and returns when every rpc is over; those that are not at
@@ -73,6 +77,7 @@ class RpcServer {
   Metrics& metrics_;
   const std::unique_ptr<Tokens> tokens_;  // null: everybody may call
   EngineSlot engine_;
+  DrainRequest drain_request_;
   grpc::ResourceQuota quota_{"shardmlp"};
   std::vector<std::unique_ptr<grpc::Service>> services_;
   // Behind the services: its thread may be about to drive a stream of theirs that has ended.

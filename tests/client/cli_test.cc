@@ -43,8 +43,8 @@ TEST(CtlTest, InfoShowsWhatIsServed) {
   EXPECT_THAT(text.output, HasSubstr("step      3, attempt 5, weights version 11"));
   EXPECT_THAT(text.output, HasSubstr("run 'mine' rank 1 of 2, sealed"));
   EXPECT_THAT(text.output, HasSubstr("model.layers.2.mlp"));
-  EXPECT_THAT(text.output, HasSubstr(" KiB, master weights "));
-  EXPECT_THAT(text.output, HasSubstr(" KiB, optimizer state "));
+  EXPECT_THAT(text.output, HasSubstr("weights 1.21 KiB, gradients 0 B, master weights "));
+  EXPECT_THAT(text.output, HasSubstr(" B, optimizer state "));
 
   // Flags go before or behind the command.
   EXPECT_EQ(RunCtl(absl::StrCat("info --json --target ", server.target())).output,
@@ -77,7 +77,7 @@ TEST(CtlTest, CheckpointsAreSavedListedRestoredAndDeleted) {
 
 TEST(CtlTest, CommandLinesAreChecked) {
   const std::pair<std::string, std::string> refusals[] = {
-      {"", "a command is missing: info, verify, checkpoint, bench or plan"},
+      {"", "a command is missing: info, top, verify, checkpoint, bench, plan or drain"},
       {"inform", "not expected: inform"},
       {"info now", "not expected: now"},
       {"info verify", "not expected: verify"},
@@ -89,6 +89,10 @@ TEST(CtlTest, CommandLinesAreChecked) {
       {"--rows=0 verify", "--rows: Value 0 not in range 1 to "},
       {"verify --rows=few", "--rows: Value few not in range"},
       {"--connect-timeout=10 info", "--connect-timeout: got \"10\", expected a time such as 10s"},
+      {"top --interval=0s", "--interval: got \"0s\", expected a time such as 10s"},
+      {"top --count=0", "--count: Value 0 not in range 1 to "},
+      {"drain now", "not expected: now"},
+      {"drain --timeout=soon", "--timeout: got \"soon\", expected a time such as 10s"},
       {"--json=yes info", "--json: yes not in {true,false}"},
       {"info --target", "--target: 1 required ADDRESS missing"},
   };
@@ -109,6 +113,10 @@ TEST(CtlTest, CommandLinesAreChecked) {
     EXPECT_THAT(verify.output, HasSubstr(part));
   }
   EXPECT_THAT(verify.output, Not(HasSubstr("--json")));
+  EXPECT_THAT(RunCtl("top --help").output,
+              AllOf(HasSubstr("--interval TIME"), HasSubstr("--json"), HasSubstr("shardmlpctl top --json"),
+                    Not(HasSubstr("shardmlpctl verify"))));
+  EXPECT_THAT(RunCtl("drain --help").output, AllOf(HasSubstr("--timeout TIME"), HasSubstr("drain --timeout=2m")));
   EXPECT_THAT(RunCtl("checkpoint --help").output, AllOf(HasSubstr("restore"), Not(HasSubstr("--rows"))));
   FakeServer server;
   EXPECT_EQ(RunAgainst(server, "--layers=2-1 verify").exit_code, 2);

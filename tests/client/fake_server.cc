@@ -75,6 +75,7 @@ void FakeServer::Start() {
   builder.RegisterService(static_cast<v1::Compute::Service*>(this));
   builder.RegisterService(static_cast<v1::Training::Service*>(this));
   builder.RegisterService(static_cast<v1::Model::Service*>(this));
+  builder.RegisterService(static_cast<v1::Operation::Service*>(this));
   server_ = builder.BuildAndStart();
   if (target_ == "127.0.0.1:0") target_ = absl::StrCat("127.0.0.1:", port);
 }

@@ -19,6 +19,7 @@
 #include "kernels/status.h"
 #include "shardmlp/v1/compute.grpc.pb.h"
 #include "shardmlp/v1/model.grpc.pb.h"
+#include "shardmlp/v1/operation.grpc.pb.h"
 #include "shardmlp/v1/training.grpc.pb.h"
 
 namespace shardmlp::fake {
@@ -51,6 +52,9 @@ struct FakeServerOptions {
   v1::GetModelResponse model;  // FakeModel()
   int64_t result_rows = 3;     // at most so many in a result message
   absl::Duration lease = absl::Hours(1);
+  // What GetMetrics answers the n-th time, from 0.
+  std::function<v1::GetMetricsResponse(int)> metrics = [](int) { return v1::GetMetricsResponse(); };
+  v1::DrainResponse drain = {};
 };
 
 // As the real server refuses.
@@ -60,7 +64,10 @@ grpc::Status Refuse(absl::StatusCode code, Reason reason, const std::string& mes
 // of 1 MiB.
 v1::GetModelResponse FakeModel();
 
-class FakeServer final : public v1::Compute::Service, public v1::Training::Service, public v1::Model::Service {
+class FakeServer final : public v1::Compute::Service,
+                         public v1::Training::Service,
+                         public v1::Model::Service,
+                         public v1::Operation::Service {
  public:
   explicit FakeServer(FakeServerOptions options = {.model = FakeModel()});
   ~FakeServer() override;
@@ -117,6 +124,12 @@ class FakeServer final : public v1::Compute::Service, public v1::Training::Servi
   // Asks the hook for the answer once it has deleted.
   grpc::Status DeleteCheckpoint(grpc::ServerContext* context, const v1::DeleteCheckpointRequest* request,
                                 v1::DeleteCheckpointResponse* response) override;
+
+  grpc::Status GetMetrics(grpc::ServerContext* context, const v1::GetMetricsRequest* request,
+                          v1::GetMetricsResponse* response) override;
+  // Answers, and stands as it is; a test stops it.
+  grpc::Status Drain(grpc::ServerContext* context, const v1::DrainRequest* request,
+                     v1::DrainResponse* response) override;
 
   // Counts the call and returns its first moment.
   Moment Begin(const std::string& method, grpc::ServerContextBase* context) ABSL_LOCKS_EXCLUDED(mutex_);

@@ -168,4 +168,18 @@ grpc::Status FakeServer::DeleteCheckpoint(grpc::ServerContext* context, const v1
   return BeginUnary("DeleteCheckpoint", context).value_or(grpc::Status::OK);
 }
 
+grpc::Status FakeServer::GetMetrics(grpc::ServerContext* context, const v1::GetMetricsRequest*,
+                                    v1::GetMetricsResponse* response) {
+  const int call = Count("GetMetrics");
+  if (const auto ended = BeginUnary("GetMetrics", context)) return *ended;
+  *response = options_.metrics(call);
+  return grpc::Status::OK;
+}
+
+grpc::Status FakeServer::Drain(grpc::ServerContext* context, const v1::DrainRequest*, v1::DrainResponse* response) {
+  if (const auto ended = BeginUnary("Drain", context)) return *ended;
+  *response = options_.drain;
+  return grpc::Status::OK;
+}
+
 }  // namespace shardmlp::fake

@@ -1,4 +1,4 @@
-// Runs the program shardmlpctl, which the definition SHARDMLPCTL names.
+// shardmlpctl as a process, of which SHARDMLPCTL is the path.
 #pragma once
 
 #include <sys/wait.h>

@@ -43,6 +43,10 @@ class Server:
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def kill(self) -> None:
         """As power loss does: no warning."""
         self._process.send_signal(signal.SIGKILL)

@@ -109,6 +109,16 @@ TEST(OptionsCheckTest, ReplicasOnANetworkAreWarnedOfWhatIsPlaintext) {
   EXPECT_THAT(Warnings(Parsed(tls)), ElementsAre(HasSubstr("in plaintext")));
 }
 
+TEST(OptionsCheckTest, WhoMayEndTheServerIsAWarningWhereThatIsAnybody) {
+  EXPECT_FALSE(Parsed({}).rpc.allow_drain);
+  EXPECT_THAT(Warnings(Parsed({"--allow-drain", "--listen=127.0.0.1:7,unix:/s"})), IsEmpty());
+  EXPECT_THAT(Warnings(Parsed({"--allow-drain", "--listen=0.0.0.0:7", "--insecure-listen-anywhere"})),
+              Contains(HasSubstr("INSECURE: --allow-drain")));
+  EXPECT_THAT(
+      Warnings(Parsed({"--allow-drain", "--listen=0.0.0.0:7", "--tls-cert=c", "--tls-key=k", "--token-file=t"})),
+      IsEmpty());
+}
+
 TEST(OptionsCheckTest, OnePortIsGivenOnce) {
   EXPECT_THAT(Refusal({"--listen=127.0.0.1:7", "--metrics-address=127.0.0.1:7"}),
               HasSubstr("--listen=127.0.0.1:7 and --metrics-address=127.0.0.1:7 are one port"));

@@ -43,6 +43,7 @@ TEST(OptionsTest, EveryFlagReachesItsOption) {
                               "--listen",
                               "0.0.0.0:2",
                               "--insecure-listen-anywhere",
+                              "--allow-drain",
                               "--metrics-address=",
                               "--checkpoint-dir=c",
                               "--restore=latest",
@@ -65,6 +66,7 @@ TEST(OptionsTest, EveryFlagReachesItsOption) {
   EXPECT_EQ(options->model.dtype, DType::kBF16);
   EXPECT_TRUE(options->engine.frozen);
   EXPECT_THAT(options->rpc.listen, ElementsAre("127.0.0.1:1", "unix:/s", "0.0.0.0:2"));
+  EXPECT_TRUE(options->rpc.allow_drain);
   EXPECT_EQ(options->metrics_address, "");
   EXPECT_EQ(options->checkpoint_dir, "c");
   EXPECT_EQ(options->restore, "latest");

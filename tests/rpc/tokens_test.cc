@@ -103,8 +103,10 @@ class TokenServerTest : public RpcTest {
 
 TEST_F(TokenServerTest, EachRpcOfEachServiceNeedsOne) {
   Start();
+  server_->drain_request().End(DrainSummary{});  // so that a drain is answered
   int count = 0;
-  for (const char* name : {"shardmlp.v1.Compute", "shardmlp.v1.Training", "shardmlp.v1.Model"}) {
+  for (const char* name :
+       {"shardmlp.v1.Compute", "shardmlp.v1.Training", "shardmlp.v1.Model", "shardmlp.v1.Operation"}) {
     const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(name);
     for (int i = 0; i < service->method_count(); ++i, ++count) {
       const std::string method = absl::StrCat("/", name, "/", service->method(i)->name());
