@@ -128,7 +128,7 @@ absl::Status ServingEngine::Gather(const Generation& generation) {
   const Pulse::Scope waits(sync_->pulse(), Pulse::At::kReplicas);
   const auto is_over = [&] {
     mutex_.AssertReaderHeld();
-    return generation_ == nullptr || generation_->number != generation.number || stopping_ || !health_.ok();
+    return generation_ == nullptr || generation_->number != generation.number || !health_.ok();
   };
   const auto is_done = [&] {
     mutex_.AssertReaderHeld();
@@ -144,8 +144,8 @@ absl::Status ServingEngine::Gather(const Generation& generation) {
   }
   absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(&is_done));
-  if (is_over()) return Error(absl::StatusCode::kUnavailable, Reason::kReplicaLost, "the generation is over");
-  return absl::OkStatus();
+  if (!is_over()) return absl::OkStatus();
+  return health_.ok() ? Error(absl::StatusCode::kUnavailable, Reason::kReplicaLost, "the generation is over") : health_;
 }
 
 std::vector<int> ServingEngine::Late() const {
@@ -280,7 +280,7 @@ void ServingEngine::StopReplicas() {
   std::shared_ptr<const Generation> generation;
   {
     absl::MutexLock lock(&mutex_);
-    generation = generation_;
+    generation = std::exchange(generation_, nullptr);
   }
   if (generation != nullptr) generation->group->Abort(ShuttingDown());
   if (sync_ != nullptr) sync_->Stop();
