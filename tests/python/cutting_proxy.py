@@ -110,7 +110,11 @@ class CuttingProxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = self._connect()
+                try:
+                    server = self._connect()
+                except OSError:  # nobody is there now
+                    client.close()
+                    continue
                 with self._lock:
                     self._open += [client, server]
                 for source, sink, preface in ((client, server, PREFACE), (server, client, b"")):
@@ -137,6 +141,8 @@ class CuttingProxy:
                 if hold is not None:
                     hold.wait()
                 sink.sendall(data)
+        if self._holds:
+            self._hold.wait()  # nor does the other end hear that this one is gone
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
