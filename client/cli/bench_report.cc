@@ -20,7 +20,7 @@ constexpr Percentile kPercentiles[] = {{"p50", 0.5}, {"p90", 0.9}, {"p99", 0.99}
 
 std::string Milliseconds(absl::Duration duration) {
   const double ms = absl::ToDoubleMilliseconds(duration);
-  return absl::StrFormat(ms < 10 ? "%.2f" : ms < 1000 ? "%.1f" : "%.0f", ms);
+  return absl::StrFormat("%.*f", ms < 10 ? 2 : ms < 1000 ? 1 : 0, ms);
 }
 
 // How the load was, in words.

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -129,8 +130,10 @@ TEST(BenchTest, CommandLinesAreChecked) {
 
 TEST(BenchTest, APlotTakesGnuplot) {
   FakeServer server;
-  const Outcome outcome = RunCtl(
-      absl::StrCat("--target=", server.target(), " bench --plot=", testing::TempDir(), "x.png"), "PATH=/nowhere");
+  const std::string path = std::getenv("PATH");
+  setenv("PATH", "/nowhere", /*overwrite=*/1);
+  const Outcome outcome = RunAgainst(server, absl::StrCat("bench --plot=", testing::TempDir(), "x.png"));
+  setenv("PATH", path.c_str(), /*overwrite=*/1);
   EXPECT_EQ(outcome.exit_code, 3);
   EXPECT_THAT(outcome.output, HasSubstr("--plot takes gnuplot, which is not on the PATH"));
   EXPECT_EQ(server.Count("OpenSession"), 0) << "said ahead of the load";

@@ -17,9 +17,8 @@ struct Outcome {
   std::string output;  // both streams
 };
 
-// `arguments` as a shell takes them, and `environment` ahead of a command.
-inline Outcome RunCtl(const std::string& arguments, const std::string& environment = "") {
-  FILE* const pipe = popen(absl::StrCat(environment, " ", SHARDMLPCTL, " ", arguments, " 2>&1").c_str(), "r");
+inline Outcome RunCtl(const std::string& arguments) {
+  FILE* const pipe = popen(absl::StrCat(SHARDMLPCTL, " ", arguments, " 2>&1").c_str(), "r");
   Outcome outcome;
   std::array<char, 4096> buffer;
   while (const size_t count = fread(buffer.data(), 1, buffer.size(), pipe)) outcome.output.append(buffer.data(), count);
