@@ -67,7 +67,7 @@ class Bound:
 BOUNDS = {
     "resident_mib": Bound(rise=4, share=0.03, back=float("inf")),
     "descriptors": Bound(rise=6, share=0, back=4),
-    "threads": Bound(rise=3, share=0, back=3),
+    "threads": Bound(rise=3, share=0, back=6),  # gRPC keeps as many as were busy at once
     "sessions": Bound(rise=4, share=0, back=0),
 }
 
