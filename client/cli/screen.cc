@@ -48,6 +48,13 @@ void Write(absl::string_view text) {
   }
 }
 
+// Ctrl-Z: whoever has the terminal meanwhile finds it as it was.
+void Suspend(int /*signal*/) {
+  Write(kLeave);
+  raise(SIGSTOP);
+  Write(kEnter);
+}
+
 }  // namespace
 
 EndSignals::EndSignals() {
@@ -65,8 +72,16 @@ bool EndSignals::WaitUntil(absl::Time time) {
   return !Came();
 }
 
-Screen::Screen() { Write(kEnter); }
-Screen::~Screen() { Write(kLeave); }
+Screen::Screen() {
+  struct sigaction action = {};
+  action.sa_handler = &Suspend;
+  sigaction(SIGTSTP, &action, nullptr);
+  Write(kEnter);
+}
+Screen::~Screen() {
+  Write(kLeave);
+  std::signal(SIGTSTP, SIG_DFL);
+}
 
 void Screen::Draw(const std::vector<std::string>& lines) {
   winsize size = {};

@@ -22,8 +22,8 @@ class EndSignals {
   static bool WaitUntil(absl::Time time);
 };
 
-// The alternate screen of the terminal at standard output: what stood there before is back when it is destroyed. Output
-// goes around std::cout.
+// The alternate screen of the terminal at standard output: what stood there before is back when it is destroyed, and
+// while the process is suspended. Output goes around std::cout.
 class Screen {
  public:
   Screen();

@@ -30,7 +30,7 @@ def open_call(server, folder):
     """A forward of ``server`` that has begun; given what ends it and returns what it gave."""
     proxy = CuttingProxy(lambda: connect(server.target))
     model = load_model(folder("llama"))
-    with shardmlp.offload(model, proxy.target, timeouts=QUICK), ThreadPoolExecutor(1) as pool:
+    with shardmlp.offload(model, proxy.target, timeouts=QUICK, resume=True), ThreadPoolExecutor(1) as pool:
         proxy.hold_at(2)  # the header and the rows; the end of the call is to come
         call = pool.submit(lambda: model.model.layers[1].mlp(torch.ones(5, 48)))
         until(lambda: server.metric("shardmlp_open_calls") == 1)

@@ -226,6 +226,23 @@ def test_on_a_terminal_it_draws_screens_and_ctrl_c_gives_the_terminal_back(folde
     session.close()
 
 
+def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it_again(folder, serve):
+    server = serve(folder("llama"))
+    server.await_serving()
+    terminal = Terminal(f"--target={server.target}", "top", "--interval=20ms")
+    terminal.read_until("forward/s")
+    terminal.press("\x1a")
+    until(lambda: Path(f"/proc/{terminal.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    terminal.read_until(LEAVE)
+    terminal.written = ""
+    terminal.process.send_signal(signal.SIGCONT)
+    terminal.read_until(ENTER)
+    terminal.read_until("forward/s")
+    terminal.process.terminate()
+    assert terminal.process.wait(timeout=30) == 0
+    terminal.close()
+
+
 def test_one_that_is_asked_to_end_gives_the_terminal_back_too(folder, serve):
     server = serve(folder("llama"))
     server.await_serving()
