@@ -112,7 +112,7 @@ class CuttingProxy:
                 client, _ = self._listener.accept()
                 try:
                     server = self._connect()
-                except OSError:  # nobody is there
+                except OSError:  # nobody is there now
                     client.close()
                     continue
                 with self._lock:
@@ -141,6 +141,8 @@ class CuttingProxy:
                 if hold is not None:
                     hold.wait()
                 sink.sendall(data)
+        if self._holds:
+            self._hold.wait()  # nor does the other end hear that this one is gone
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

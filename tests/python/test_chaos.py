@@ -83,7 +83,7 @@ def test_cut_link_aborts_the_survivors_and_mended_the_replica_joins_again(folder
 
 def test_slow_link_loses_nobody(folder, replicas):
     expected = train(trainers_of(folder, replicas(2)), 2)
-    slow = replicas(2, "--replica-timeout=10s")
+    slow = replicas(2, "--replica-timeout=10s", "--sum-timeout=20s")
     slow.network.slow(1)
     trainers = trainers_of(folder, slow)
     assert equal(train(trainers, 2), expected)

@@ -51,7 +51,7 @@ def test_a_line_a_step_with_the_ids_of_whose_it_is(folder, serve, offload):
     assert all(e["gradient_norm"] > 0 and e["rows"] % LAYERS == 0 for e in committed)
     (discarded,) = of["attempt discarded"]
     assert (discarded["step"], discarded["attempt"]) == (2, 0)
-    (failed,) = of["rpc failed"]
+    (failed,) = [event for event in of["rpc failed"] if event["reason"] != "LOADING"]
     assert (failed["level"], failed["method"]) == ("warning", "RestoreCheckpoint")
     assert failed["reason"] in ("UNKNOWN_CHECKPOINT", "INVALID_ARGUMENT")
     assert [e["session"] for e in of["session closed"]] == [opened["session"]]
@@ -67,11 +67,12 @@ def test_calls_are_logged_at_debug_with_their_ids(folder, serve, offload):
     remote.close()
     server.stop()
     calls = [event for event in events(server) if event["message"] == "call answered"]
-    assert sorted((call["pass"], call["layer"]) for call in calls) == sorted(
-        (each, layer) for each in ("backward", "forward") for layer in range(LAYERS)
-    )
-    assert len({call["session"] for call in calls}) == 1
-    assert len({call["call"] for call in calls}) == len(calls) and all(call["rows"] > 0 for call in calls)
+    forwards, backwards = ([call for call in calls if call["pass"] == each] for each in ("forward", "backward"))
+    once = list(range(LAYERS))
+    assert sorted(call["layer"] for call in forwards) == sorted(once + once), "offload's own comparison, and the model's"
+    assert sorted(call["layer"] for call in backwards) == once
+    assert len({call["session"] for call in calls}) == 1 and all(call["rows"] > 0 for call in calls)
+    assert len({call["call"] for call in backwards} - {0}) == len(backwards)
 
 
 def test_text_is_the_default_and_worse_than_info_can_be_asked_for(folder, serve, offload):
