@@ -64,6 +64,7 @@ void ReplicaSet::ExpectAlike() {
   for (int rank = 1; rank < size(); ++rank) {
     if (engines_[rank] == nullptr) continue;
     AwaitStep(rank, engines_[0]->engine->position().step);
+    AwaitAttempt(rank, engines_[0]->engine->position().attempt);
     EXPECT_EQ(engines_[rank]->engine->position(), engines_[0]->engine->position()) << "rank " << rank;
     EXPECT_EQ(WeightsOf(rank), WeightsOf(0)) << "rank " << rank;
   }
