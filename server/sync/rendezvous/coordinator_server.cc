@@ -23,8 +23,6 @@ namespace {
 constexpr int kSpareStreams = 64;
 constexpr int kMaxStreams = 8;  // of a connection; a replica has one, and another while it connects again
 constexpr int kMaxThreads = 4;  // that gRPC may start beside its own
-// Of all messages under way; above what all replicas send at once, since beyond it gRPC ends whichever it likes.
-constexpr size_t kMaxBytes = size_t{256} << 20;
 
 absl::Status Silent(absl::Duration how_long) {
   return Error(absl::StatusCode::kUnavailable, Reason::kReplicaLost,
@@ -156,7 +154,9 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Listen(con
   std::unique_ptr<CoordinatorServer> server(new CoordinatorServer(options));
   grpc::ServerBuilder builder;
   grpc::ResourceQuota quota("rendezvous");
-  builder.SetResourceQuota(quota.Resize(kMaxBytes).SetMaxThreads(kMaxThreads));
+  // A whole message of each stream that may be open; beyond it gRPC ends whichever it likes.
+  quota.Resize(static_cast<size_t>(options.size + kSpareStreams) * kMaxWireBytes).SetMaxThreads(kMaxThreads);
+  builder.SetResourceQuota(quota);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
   // Meet alone: reflection has a thread for each who asks, and health would say SERVING while the model loads.
   builder.SetOption(std::make_unique<WithoutReflection>());
