@@ -50,8 +50,9 @@ nlohmann::json ToJson(const LogField& field) {
   return std::visit([](const auto& value) { return nlohmann::json(value); }, field.value);
 }
 
+// In ASCII: what a terminal or a viewer takes for an end of a line, a command or another direction is escaped too.
 std::string Dump(const nlohmann::json& json) {
-  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return json.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace);
 }
 
 std::string TextOf(const LogField& field) {
@@ -103,10 +104,10 @@ bool Logs(LogLevel level) {
   return started != nullptr && started->logger->should_log(ToSpdlog(level));
 }
 
-void Log(LogLevel level, const char* event, const LogFields& fields) {
+void Log(LogLevel level, const char* event, const LogFields& fields, absl::string_view kind) {
   if (!Logs(level)) return;
   Writer& started = *writer.load();
-  const std::optional<int64_t> suppressed = started.limit.Admit(event, absl::Now());
+  const std::optional<int64_t> suppressed = started.limit.Admit(event, kind, absl::Now());
   if (!suppressed.has_value()) return;
   LogFields all = fields;
   if (*suppressed > 0) all.push_back({"suppressed", *suppressed});

@@ -2,8 +2,9 @@
 //
 // An event is a constant text, such as "step committed"; whatever differs from one to the next is a field: ids of
 // sessions and calls, numbers, names. Lines are written by a thread of their own, so that a reader of stderr that
-// stands still holds up nobody; the oldest of those that wait are then dropped. Of one event, a few lines a second are
-// written, and the next says how many were not ("suppressed"). Nothing is written before StartLog.
+// stands still holds up nobody; the oldest of those that wait are then dropped. Of one event, or of one kind of it, a
+// few lines a second are written, and the next says how many were not ("suppressed"). Nothing is written before
+// StartLog.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +36,8 @@ void StopLog();
 
 // Thread-safe. Whether lines of a level are written, for those whose fields cost something.
 bool Logs(LogLevel level);
-void Log(LogLevel level, const char* event, const LogFields& fields = {});
+// `kind`: a constant too, of few. Those of an event do not take each other's lines.
+void Log(LogLevel level, const char* event, const LogFields& fields = {}, absl::string_view kind = {});
 inline void LogInfo(const char* event, const LogFields& fields = {}) { Log(LogLevel::kInfo, event, fields); }
 inline void LogWarning(const char* event, const LogFields& fields = {}) { Log(LogLevel::kWarning, event, fields); }
 inline void LogError(const char* event, const LogFields& fields = {}) { Log(LogLevel::kError, event, fields); }

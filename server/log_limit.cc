@@ -5,9 +5,9 @@
 
 namespace shardmlp {
 
-std::optional<int64_t> LogLimit::Admit(absl::string_view event, absl::Time now) {
+std::optional<int64_t> LogLimit::Admit(absl::string_view event, absl::string_view kind, absl::Time now) {
   absl::MutexLock lock(&mutex_);
-  Allowance& allowance = events_.try_emplace(event, Allowance{burst_, now}).first->second;
+  Allowance& allowance = events_.try_emplace({event, kind}, Allowance{burst_, now}).first->second;
   const double earned = std::max(0.0, absl::ToDoubleSeconds(now - allowance.at) * lines_a_second_);
   allowance.lines = std::min(burst_, allowance.lines + earned);
   allowance.at = now;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -12,14 +13,15 @@
 
 namespace shardmlp {
 
-// Thread-safe. Each event may have a burst of lines, and goes on at a steady rate. Events are constants, so that there
-// are few.
+// Thread-safe. Each kind of each event may have a burst of lines, and goes on at a steady rate. Both are constants, so
+// that there are few.
 class LogLimit {
  public:
   LogLimit(double lines_a_second, int burst) : lines_a_second_(lines_a_second), burst_(burst) {}
 
-  // None where a line of `event` is not to be written at `now`; else how many were not since the last that was.
-  std::optional<int64_t> Admit(absl::string_view event, absl::Time now);
+  // None where a line of this kind of `event` is not to be written at `now`; else how many were not since the last that
+  // was.
+  std::optional<int64_t> Admit(absl::string_view event, absl::string_view kind, absl::Time now);
 
  private:
   struct Allowance {
@@ -31,7 +33,7 @@ class LogLimit {
   const double lines_a_second_;
   const double burst_;
   absl::Mutex mutex_;
-  absl::flat_hash_map<absl::string_view, Allowance> events_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::pair<absl::string_view, absl::string_view>, Allowance> events_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace shardmlp

@@ -8,6 +8,7 @@
 #include <iostream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/string_view.h"
@@ -32,10 +33,14 @@ void SetOpenMpWaitPolicy(char** argv) {
   execv("/proc/self/exe", argv);  // returns only where it fails, and then we go on as we are
 }
 
-int Fail(const absl::Status& status, int code) {
+void Say(absl::string_view what) { std::cerr << "shardmlp-server: " << what << std::endl; }
+
+// The last line of a log that is started: of JSON too it is one, for who reads nothing else.
+int Fail(const absl::Status& status, const LogOptions& log) {
+  if (log.format == LogFormat::kJson) LogError("server ended", {{"why", std::string(status.message())}});
   StopLog();
-  std::cerr << "shardmlp-server: " << status.message() << std::endl;
-  return code;
+  if (log.format == LogFormat::kText) Say(status.message());
+  return kFailed;
 }
 
 // Posted by each SIGTERM and SIGINT. A handler, since threads that libraries start at load would not block a signal.
@@ -74,11 +79,12 @@ class Signals {
   absl::Notification stop_;
 };
 
-// What --check-config asks for, of options that do not contradict each other.
+// What --check-config asks for.
 int CheckConfig(const ServerOptions& options) {
   for (const std::string& warning : Warnings(options)) std::cout << "warning: " << warning << "\n";
-  const std::vector<std::string> wrong = CheckFiles(options);
-  for (const std::string& finding : wrong) std::cerr << "shardmlp-server: " << finding << "\n";
+  std::vector<std::string> wrong = Contradictions(options);
+  for (std::string& finding : CheckFiles(options)) wrong.push_back(std::move(finding));
+  for (const std::string& finding : wrong) Say(finding);
   if (wrong.empty()) std::cout << "the configuration is in order" << std::endl;
   return wrong.empty() ? EXIT_SUCCESS : kBadFlags;
 }
@@ -92,7 +98,10 @@ int Main(int argc, char** argv) {
     }
   }
   const auto options = ParseOptions(arguments);
-  if (!options.ok()) return Fail(options.status(), kBadFlags);
+  if (!options.ok()) {
+    Say(options.status().message());
+    return kBadFlags;
+  }
   if (options->check_config) return CheckConfig(*options);
   SetOpenMpWaitPolicy(argv);
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);  // Debian's build checks at every lock
@@ -101,10 +110,10 @@ int Main(int argc, char** argv) {
 
   static Signals signals;  // its thread stays to the end
   const auto server = Server::Start(*options, std::cout);
-  if (!server.ok()) return Fail(server.status(), kFailed);
+  if (!server.ok()) return Fail(server.status(), options->log);
   signals.SetServing();
   const absl::Status status = (*server)->Run(signals.stop());
-  if (!status.ok()) return Fail(status, kFailed);
+  if (!status.ok()) return Fail(status, options->log);
   StopLog();
   return EXIT_SUCCESS;
 }

@@ -213,6 +213,10 @@ void Metrics::SetStashBytes(int64_t bytes) { series_->Set(SeriesId::kStashBytes,
 void Metrics::SetCertificateExpiry(absl::Time time) {
   series_->gauges.FamilyOf(SeriesId::kCertificateExpiry).Add({}).Set(static_cast<double>(absl::ToUnixSeconds(time)));
 }
+void Metrics::SetFilesInOrder(ServerFiles files, bool in_order) {
+  const SeriesLabel& label = SpecOf(SeriesId::kFilesInOrder).labels.front();
+  series_->gauges.FamilyOf(SeriesId::kFilesInOrder).Add({{label.name, label.values[Index(files)]}}).Set(in_order);
+}
 void Metrics::CountTicket(TicketEvent event) { series_->Add(SeriesId::kStashTickets, 1, Index(event)); }
 void Metrics::SetReplicaCount(int64_t replicas) { series_->Set(SeriesId::kReplicas, replicas); }
 void Metrics::SetReplicas(int64_t generation, int64_t members) {

@@ -24,6 +24,8 @@ enum class StepPhase { kSeal, kSync, kApply };  // last seal waits for first; re
 enum class MemoryUse { kWeights, kGradients, kMasterWeights, kOptimizer, kWorkspace, kStaging, kLedger, kStash };
 enum class TicketEvent { kGranted, kHit, kMissed };  // a forward left its input; a backward found it, or did not
 
+enum class ServerFiles { kTokens, kCertificate };  // the latter with its key and the clients' CA
+
 enum class RpcKind { kUnary, kServerStream, kBidiStream };
 
 // A histogram's bucket: how many were observed up to the bound, those of the buckets before included.
@@ -95,6 +97,8 @@ class Metrics {
   void SetStashBytes(int64_t bytes);
   // When the server's certificate ends. The series is there from then on.
   void SetCertificateExpiry(absl::Time time);
+  // As they were read last. The series is there from then on.
+  void SetFilesInOrder(ServerFiles files, bool in_order);
   void CountTicket(TicketEvent event);
 
   // Failed rpcs by their reason: one of kernels/status.h's names. Those that are expected are there, as 0, before the

@@ -87,6 +87,14 @@ const std::array<SeriesSpec, kSeriesCount>& SeriesTable() {
        .labels = {},
        .meaning = "When the server's TLS certificate ends, since 1970; none without TLS.",
        .late = true},
+      {.name = "shardmlp_files_in_order",
+       .type = kGauge,
+       .unit = "",
+       .labels = {{"file", {"tokens", "certificate"}}},
+       .meaning =
+           "1 where the files that the flags name were right when they were last read, which is each second, else "
+           "0; none without --token-file or --tls-cert.",
+       .late = true},
       {"shardmlp_failures_total", kCounter, "rpcs", {kReason}, "Rpcs that failed."},
       {"grpc_server_started_total", kCounter, "rpcs", {kService, kMethod, kKind}, "Rpcs started on the server."},
       {"grpc_server_handled_total",

@@ -36,6 +36,7 @@ enum class SeriesId {
   kReplicaGenerationsLost,
   kSyncedBytes,
   kCertificateExpiry,
+  kFilesInOrder,
   kFailures,
   kRpcsStarted,
   kRpcsHandled,

@@ -42,7 +42,7 @@ struct ServerOptions {
 
 // Reads `--name=value`, `--name value` and, for switches, `--name`; the last of a flag's repeats counts.
 // INVALID_ARGUMENT, naming the flag, for one that is unknown or has a bad value, and for options that contradict each
-// other (Validate).
+// other (Validate), which are left to who checks, and looks at files too, where check_config is asked for.
 // "--help" is the caller's to look for.
 absl::StatusOr<ServerOptions> ParseOptions(absl::Span<const char* const> arguments);
 

@@ -10,6 +10,8 @@
 #include "proto/client_times.h"
 #include "proto/http2.h"
 #include "server/engine/memory_plan.h"
+#include "server/model/checkpoint.h"
+#include "server/model/checkpoint_folder.h"
 #include "server/model/model_folder.h"
 #include "server/rpc/listen_address.h"
 #include "server/rpc/tokens.h"
@@ -55,6 +57,13 @@ bool Collide(string_view a, string_view b) {
   return a.substr(a_colon) != ":0" && (is_all(a.substr(0, a_colon)) || is_all(b.substr(0, b_colon)));
 }
 
+// Whether strangers could join the replicas, whose weights are everybody's: where others reach the coordinator, or
+// where clients have to show who they are and would not have to there.
+bool MeetsStrangers(const ServerOptions& o) {
+  return o.replicas.size > 1 && o.replicas.tls.ca.empty() && !o.replicas.coordinator.empty() &&
+         (!IsLoopback(o.replicas.coordinator) || !o.rpc.tls.ca.empty() || !o.rpc.token_file.empty());
+}
+
 void CheckAddresses(const ServerOptions& o, Findings& found) {
   const bool anywhere = o.rpc.secure() || o.rpc.insecure_listen_anywhere;
   for (const std::string& address : o.rpc.listen) found.Add(CheckListenAddress(address, anywhere));
@@ -87,6 +96,14 @@ void CheckSecurity(const ServerOptions& o, Findings& found) {
               " and no --listen but Unix sockets, which take no TLS");
 }
 
+void CheckCheckpoints(const ServerOptions& o, Findings& found) {
+  found.AddIf(!o.restore.empty() && o.checkpoint_dir.empty(), "--restore=", o.restore, " needs --checkpoint-dir");
+  found.AddIf(!o.drain_checkpoint.empty() && (o.checkpoint_dir.empty() || o.engine.frozen),
+              "--drain-checkpoint=", o.drain_checkpoint, " needs --checkpoint-dir and no --frozen");
+  if (!o.restore.empty()) found.Add(Annotate(CheckCheckpointName(o.restore), "--restore"));
+  if (!o.drain_checkpoint.empty()) found.Add(Annotate(CheckCheckpointName(o.drain_checkpoint), "--drain-checkpoint"));
+}
+
 void CheckLimits(const ServerOptions& o, Findings& found) {
   for (const auto& [flag, count] :
        {std::pair("--max-calls", o.engine.max_call_count), std::pair("--max-sessions", o.engine.max_session_count)}) {
@@ -105,10 +122,17 @@ void CheckReplicas(const ServerOptions& o, Findings& found) {
   const ReplicasOptions& replicas = o.replicas;
   const std::string flag = absl::StrCat("--replicas=", replicas.size);
   found.AddIf(replicas.size == 1 && !replicas.tls.ca.empty(), "--replica-ca needs --replicas above 1");
+  found.AddIf(
+      replicas.size == 1 && (replicas.rank > 0 || !replicas.coordinator.empty() || replicas.on_loss != OnLoss::kWait),
+      "--rank, --coordinator and --on-loss need --replicas above 1");
   if (replicas.size == 1) return;
   found.AddIf(replicas.rank < 0 || replicas.rank >= replicas.size, "--rank=", replicas.rank, " is none of ", flag,
               ", which count from 0");
   found.AddIf(replicas.coordinator.empty(), flag, " needs --coordinator: host:port of rank 0");
+  found.AddIf(MeetsStrangers(o) && !o.rpc.insecure_listen_anywhere, "--coordinator=", replicas.coordinator,
+              " has no --replica-ca: whoever reaches it could join as a replica and replace all weights, without what "
+              "--tls-client-ca and --token-file ask of clients. Give --replica-ca; or say --insecure-listen-anywhere "
+              "where the network keeps others out");
   found.AddIf(o.engine.frozen, flag,
               " and --frozen: a frozen server changes nothing; start any number of them without");
   found.AddIf(o.sum_by == SumBy::kNccl && o.device.kind == DeviceKind::kCpu,
@@ -134,10 +158,7 @@ std::vector<std::string> Contradictions(const ServerOptions& options) {
   found.AddIf(options.model_path.empty(), "--model is missing: the folder of the model to serve");
   CheckAddresses(options, found);
   CheckSecurity(options, found);
-  found.AddIf(!options.restore.empty() && options.checkpoint_dir.empty(), "--restore=", options.restore,
-              " needs --checkpoint-dir");
-  found.AddIf(!options.drain_checkpoint.empty() && (options.checkpoint_dir.empty() || options.engine.frozen),
-              "--drain-checkpoint=", options.drain_checkpoint, " needs --checkpoint-dir and no --frozen");
+  CheckCheckpoints(options, found);
   CheckLimits(options, found);
   const Time seal = {"--seal-timeout", options.engine.seal_timeout};
   const Time lease = {"--lease", options.engine.lease};
@@ -166,9 +187,9 @@ std::vector<std::string> Warnings(const ServerOptions& options) {
     found.AddIf(true,
                 "INSECURE: replicas sum gradients and hand over weights in plaintext, and take whoever connects; "
                 "keep them on a network of their own");
-    found.AddIf(replicas.tls.ca.empty(), "INSECURE: --coordinator=", replicas.coordinator,
-                " has no --replica-ca: whoever reaches it can take part as a replica");
   }
+  found.AddIf(MeetsStrangers(options), "INSECURE: --coordinator=", replicas.coordinator,
+              " has no --replica-ca: whoever reaches it can join as a replica and replace all weights");
   const Time seal = {"--seal-timeout", options.engine.seal_timeout};
   const Time stall = {"--stall-timeout", options.rpc.stall_timeout};
   const Time drain = {"--drain-timeout", options.drain_timeout};
@@ -209,6 +230,10 @@ std::vector<std::string> CheckFiles(const ServerOptions& options) {
   found.Add(validity.status());
   if (validity.ok()) found.Add(CheckValid(*validity, tls.cert, absl::Now()));
   found.Add(ReadTlsFiles({.ca = options.replicas.tls.ca}).status());
+  if (!options.checkpoint_dir.empty() && CheckCheckpointName(options.drain_checkpoint).ok()) {
+    found.Add(Annotate(CheckCanSave(options.checkpoint_dir, options.drain_checkpoint), "--drain-checkpoint"));
+  }
+  if (options.model_path.empty()) return found.Take();
   const auto folder = ModelFolder::Open(options.model_path, options.model);
   found.Add(folder.status());
   if (folder.ok()) found.Add(CheckMessages((*folder)->spec(), options.rpc.limits));

@@ -18,7 +18,8 @@ std::vector<std::string> Warnings(const ServerOptions& options);
 // INVALID_ARGUMENT, naming the layer, where a row of it does not fit into a message.
 absl::Status CheckMessages(const ModelSpec& model, const MessageLimits& limits);
 
-// Reads the files that the options name: certificates, keys, tokens and the model. Says what is wrong with each.
+// Reads the files that the options name: certificates, keys, tokens and the model, and tries whether the drain's
+// checkpoint could be saved. Says what is wrong with each. The options may contradict each other.
 std::vector<std::string> CheckFiles(const ServerOptions& options);
 
 }  // namespace shardmlp

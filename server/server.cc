@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "kernels/status.h"
 #include "server/log.h"
+#include "server/model/checkpoint.h"
 #include "server/options_check.h"
 #include "server/rpc/listen_address.h"
 #include "server/sync/nccl_group.h"
@@ -22,6 +23,10 @@ constexpr absl::Duration kShutdownGrace = absl::Seconds(2);  // for statuses to 
 // Of messages under way, where the plan leaves less: some 20 MiB for each of many rpcs.
 constexpr int64_t kLeastMessageBytes = int64_t{1} << 30;
 constexpr absl::string_view kLatest = "latest";
+
+absl::Status ShuttingDown() {
+  return Error(absl::StatusCode::kUnavailable, Reason::kDraining, "the server is shutting down");
+}
 
 }  // namespace
 
@@ -61,6 +66,10 @@ absl::Status Server::Load(std::ostream& out) {
   std::unique_ptr<CheckpointStore> checkpoints;
   if (!options_.checkpoint_dir.empty()) {
     SHARDMLP_ASSIGN_OR_RETURN(checkpoints, CheckpointStore::Open(options_.checkpoint_dir, folder->spec()));
+    if (!options_.drain_checkpoint.empty()) {
+      SHARDMLP_RETURN_IF_ERROR(
+          Annotate(CheckCanSave(options_.checkpoint_dir, options_.drain_checkpoint), "--drain-checkpoint"));
+    }
     engine.restore = options_.restore;
     if (engine.restore == kLatest) {
       SHARDMLP_ASSIGN_OR_RETURN(engine.restore, checkpoints->Latest());
@@ -127,12 +136,13 @@ absl::Status Server::Drain() {
   const absl::Time deadline = absl::Now() + options_.drain_timeout;
   rpc_->SetHealth(false);
   engine_->StartDraining();
-  LogInfo("draining", {{"open_calls", engine_->open_call_count()},
+  LogInfo("draining", {{"open_streams", rpc_->open_stream_count()},
                        {"asked_by", rpc_->drain_request().asked() ? "client" : "signal"}});
   DrainSummary summary;
   if (summary.cut_off = !rpc_->AwaitIdle(deadline); summary.cut_off) {
     LogWarning("cancelling what is open",
-               {{"open_calls", engine_->open_call_count()}, {"after", absl::FormatDuration(options_.drain_timeout)}});
+               {{"open_streams", rpc_->open_stream_count()}, {"after", absl::FormatDuration(options_.drain_timeout)}});
+    rpc_->EndStreams(ShuttingDown());
   }
   summary.step_undecided = !engine_->SettleStep(deadline);
   if (summary.step_undecided) LogWarning("leaving a step whose trainers have not decided on it");
@@ -160,8 +170,7 @@ absl::StatusOr<std::optional<CheckpointInfo>> Server::SaveDrained() {
 void Server::Shutdown() {
   if (engine_ != nullptr) engine_->Shutdown();
   if (rpc_ != nullptr) {
-    rpc_->Shutdown(Error(absl::StatusCode::kUnavailable, Reason::kDraining, "the server is shutting down"),
-                   absl::Now() + kShutdownGrace);
+    rpc_->Shutdown(ShuttingDown(), absl::Now() + kShutdownGrace);
   }
   rpc_.reset();
 }

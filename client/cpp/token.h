@@ -9,7 +9,8 @@
 
 namespace shardmlp {
 
-// Adds the first line of `file`, as it is now, to a call that has not started; nothing where `file` is empty.
+// Adds the first line of `file`, as it is now, but for those that are blank or begin with '#', to a call that has not
+// started; nothing where `file` is empty.
 // UNAUTHENTICATED (UNAUTHENTICATED), naming the file, where it can't be read or has no token.
 absl::Status AddToken(const std::string& file, grpc::ClientContext& context);
 

@@ -237,6 +237,14 @@ absl::StatusOr<std::vector<Found>> FindAll(const std::string& path) {
 
 }  // namespace
 
+absl::Status CheckCanSave(const std::string& path, const std::string& name) {
+  SHARDMLP_RETURN_IF_ERROR(CheckCheckpointName(name));
+  if (const std::string target = absl::StrCat(path, "/", name); IsForeign(target)) {
+    return NoCheckpoint(target, "replaced");
+  }
+  return CheckWritable(path);
+}
+
 absl::StatusOr<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(const std::string& path,
                                                                        const ModelSpec& model) {
   SHARDMLP_RETURN_IF_ERROR(MakeFolder(path));

@@ -62,6 +62,10 @@ class Checkpoint {
   virtual absl::Status Read(const std::string& tensor_name, DType dtype, absl::Span<char> out) const = 0;
 };
 
+// Ahead of a save that must not fail: INVALID_ARGUMENT for a name that Save refuses; else what keeps a file from being
+// made in `path`, or, where that is missing, in the folder that it would be made in. Leaves nothing behind.
+absl::Status CheckCanSave(const std::string& path, const std::string& name);
+
 // A folder of checkpoints of one model. Thread-compatible: one call at a time.
 class CheckpointStore {
  public:

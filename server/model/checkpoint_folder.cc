@@ -2,8 +2,10 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -99,6 +101,19 @@ absl::Status MakeFolder(const std::string& path) {
   SHARDMLP_RETURN_IF_ERROR(MakeFolder(parent));
   if (mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) return SystemError("make folder", path);
   return SyncFolder(parent.empty() ? "." : parent);
+}
+
+absl::Status CheckWritable(const std::string& path) {
+  fs::path folder = path;
+  std::error_code error;
+  while (!folder.empty() && !fs::exists(folder, error)) folder = folder.parent_path();
+  // What Recover removes, should this process die here.
+  std::string probe = absl::StrCat(folder.empty() ? "." : folder.string(), "/", kSavingPrefix, "XXXXXX");
+  const int descriptor = mkostemp(probe.data(), O_CLOEXEC);
+  if (descriptor < 0) return SystemError("write to folder", path);
+  close(descriptor);
+  unlink(probe.c_str());
+  return absl::OkStatus();
 }
 
 absl::StatusOr<FileDescriptor> LockFolder(const std::string& path) {

@@ -20,6 +20,9 @@ absl::Status CheckCheckpointName(absl::string_view name);
 // Makes the folder where it is missing, and those above it.
 absl::Status MakeFolder(const std::string& path);
 
+// Makes and removes a file in the folder, or, where it is missing, in the nearest above it that is there.
+absl::Status CheckWritable(const std::string& path);
+
 // Keeps other processes from saving and recovering in the folder for as long as the result lives. UNAVAILABLE where one
 // does.
 absl::StatusOr<FileDescriptor> LockFolder(const std::string& path);

@@ -9,7 +9,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
-#include "server/rpc/builder_options.h"
+#include "proto/builder_options.h"
 #include "server/rpc/listen_address.h"
 #include "server/rpc/service_names.h"
 
@@ -18,8 +18,9 @@ namespace {
 
 // One waits, and others answer; more at once are told to come again.
 constexpr int kThreads = 4;
-constexpr int kMaxMessageBytes = 4 << 10;
-constexpr size_t kMaxBytes = 4 << 20;  // of what all connections send
+constexpr int kMaxStreams = 4;          // of a connection
+constexpr int kMaxMessageBytes = 256;   // the name of a service
+constexpr size_t kMaxBytes = 64 << 20;  // of what all connections send: some hundreds that mean harm leave room for one
 
 }  // namespace
 
@@ -31,6 +32,7 @@ absl::StatusOr<std::unique_ptr<HealthEndpoint>> HealthEndpoint::Listen(const std
   builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 1);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
   builder.SetOption(std::make_unique<WithoutReflection>());
   builder.SetOption(std::make_unique<grpc::HealthCheckServiceServerBuilderOption>(nullptr));  // this is it

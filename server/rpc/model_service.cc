@@ -25,7 +25,7 @@ RpcMetrics& ModelService::Method(const char* name, RpcKind kind) {
 
 grpc::ServerUnaryReactor* ModelService::GetModel(grpc::CallbackServerContext* context,
                                                  const v1::GetModelRequest* request, v1::GetModelResponse* response) {
-  const UnaryReply reply(metrics_, get_model_);
+  const UnaryReply reply(metrics_, get_model_, *context);
   return AnswerLater(reply, [&]() -> absl::Status {
     SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get(*context));
     Fill(*engine, *response);
@@ -48,14 +48,14 @@ grpc::ServerUnaryReactor* ModelService::GetModel(grpc::CallbackServerContext* co
 
 grpc::ServerWriteReactor<v1::ReadTensorResponse>* ModelService::ReadTensor(grpc::CallbackServerContext* context,
                                                                            const v1::ReadTensorRequest* request) {
-  return TensorStream::Start({engine_, streams_, tensor_streams_}, request->name(), RpcRecord(metrics_, read_tensor_),
-                             context);
+  return TensorStream::Start({engine_, streams_, tensor_streams_}, request->name(),
+                             RpcRecord(metrics_, read_tensor_, *context), context);
 }
 
 grpc::ServerUnaryReactor* ModelService::SaveCheckpoint(grpc::CallbackServerContext* context,
                                                        const v1::SaveCheckpointRequest* request,
                                                        v1::SaveCheckpointResponse* response) {
-  const UnaryReply reply(metrics_, save_checkpoint_);
+  const UnaryReply reply(metrics_, save_checkpoint_, *context);
   return AnswerLater(reply, [&]() -> absl::Status {
     SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get(*context));
     engine->SaveCheckpoint(request->name(), reply.FinishWith<CheckpointInfo>([=](const auto& checkpoint) {
@@ -68,7 +68,7 @@ grpc::ServerUnaryReactor* ModelService::SaveCheckpoint(grpc::CallbackServerConte
 grpc::ServerUnaryReactor* ModelService::RestoreCheckpoint(grpc::CallbackServerContext* context,
                                                           const v1::RestoreCheckpointRequest* request,
                                                           v1::RestoreCheckpointResponse* response) {
-  const UnaryReply reply(metrics_, restore_checkpoint_);
+  const UnaryReply reply(metrics_, restore_checkpoint_, *context);
   return AnswerLater(reply, [&]() -> absl::Status {
     SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get(*context));
     engine->RestoreCheckpoint(request->name(), reply.FinishWith<StepPosition>([=](const auto& position) {
@@ -81,7 +81,7 @@ grpc::ServerUnaryReactor* ModelService::RestoreCheckpoint(grpc::CallbackServerCo
 grpc::ServerUnaryReactor* ModelService::ListCheckpoints(grpc::CallbackServerContext* context,
                                                         const v1::ListCheckpointsRequest* /*request*/,
                                                         v1::ListCheckpointsResponse* response) {
-  const UnaryReply reply(metrics_, list_checkpoints_);
+  const UnaryReply reply(metrics_, list_checkpoints_, *context);
   return AnswerLater(reply, [&]() -> absl::Status {
     SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get(*context));
     engine->ListCheckpoints(reply.FinishWith<std::vector<CheckpointInfo>>([=](const auto& checkpoints) {
@@ -94,7 +94,7 @@ grpc::ServerUnaryReactor* ModelService::ListCheckpoints(grpc::CallbackServerCont
 grpc::ServerUnaryReactor* ModelService::DeleteCheckpoint(grpc::CallbackServerContext* context,
                                                          const v1::DeleteCheckpointRequest* request,
                                                          v1::DeleteCheckpointResponse* response) {
-  const UnaryReply reply(metrics_, delete_checkpoint_);
+  const UnaryReply reply(metrics_, delete_checkpoint_, *context);
   return AnswerLater(reply, [&]() -> absl::Status {
     SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get(*context));
     engine->DeleteCheckpoint(request->name(), reply.FinishWith<CheckpointInfo>([=](const auto& checkpoint) {

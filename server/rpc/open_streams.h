@@ -2,6 +2,7 @@
 // thread may: after a wake-up by the engine, when a client stalls, and at shutdown.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -44,6 +45,10 @@ class OpenStreams {
   void Remove(const std::shared_ptr<OpenStream>& stream);
   // Has the thread call stream->Drive() soon. Does not block.
   void Wake(std::shared_ptr<ShardStream> stream);
+  int64_t count() const {
+    absl::MutexLock lock(&mutex_);
+    return static_cast<int64_t>(streams_.size());
+  }
   // Ends every stream, and those that come later, with `status`.
   void EndAll(const absl::Status& status);
   // Waits until no stream is left.
@@ -61,7 +66,7 @@ class OpenStreams {
   const absl::Duration check_interval_;
   const std::shared_ptr<absl::Notification> loans_returned_ = std::make_shared<absl::Notification>();
   std::shared_ptr<void> loan_;  // notifies when the last copy goes
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   std::unordered_set<std::shared_ptr<OpenStream>> streams_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<ShardStream>> woken_ ABSL_GUARDED_BY(mutex_);
   std::optional<absl::Status> ending_ ABSL_GUARDED_BY(mutex_);

@@ -21,7 +21,7 @@ RpcMetrics& OperationService::Method(const char* name) {
 grpc::ServerUnaryReactor* OperationService::GetMetrics(grpc::CallbackServerContext* context,
                                                        const v1::GetMetricsRequest* /*request*/,
                                                        v1::GetMetricsResponse* response) {
-  return AnswerNow({metrics_, get_metrics_}, [&]() -> absl::Status {
+  return AnswerNow({metrics_, get_metrics_, *context}, [&]() -> absl::Status {
     SHARDMLP_RETURN_IF_ERROR(engine_.Get(*context).status());
     for (const MetricFamily& family : metrics_.Families()) Fill(family, *response->add_families());
     return absl::OkStatus();
@@ -30,7 +30,7 @@ grpc::ServerUnaryReactor* OperationService::GetMetrics(grpc::CallbackServerConte
 
 grpc::ServerUnaryReactor* OperationService::Drain(grpc::CallbackServerContext* context,
                                                   const v1::DrainRequest* /*request*/, v1::DrainResponse* response) {
-  const UnaryReply reply(metrics_, drain_);
+  const UnaryReply reply(metrics_, drain_, *context);
   return AnswerLater(reply, [&]() -> absl::Status {
     SHARDMLP_RETURN_IF_ERROR(engine_.Get(*context).status());
     SHARDMLP_RETURN_IF_ERROR(MayDrain(*context));

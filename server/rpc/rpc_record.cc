@@ -33,8 +33,9 @@ grpc::Status RpcRecord::End(const absl::Status& status, const LogFields& ids) co
                         {"reason", std::string(Name(ReasonOf(status)))},
                         {"seconds", absl::ToDoubleSeconds(duration)}};
     fields.insert(fields.end(), ids.begin(), ids.end());
+    if (absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status)) fields.push_back({"peer", call_->peer()});
     fields.push_back({"why", std::string(status.message())});
-    Log(level, "rpc failed", fields);
+    Log(level, "rpc failed", fields, Name(ReasonOf(status)));
   }
   return ToGrpcStatus(status);
 }

@@ -1,6 +1,7 @@
 // One rpc as metrics and log have it: started, and handled with a code, a reason and a duration.
 #pragma once
 
+#include <grpcpp/server_context.h>
 #include <grpcpp/support/status.h>
 
 #include "absl/status/status.h"
@@ -20,15 +21,20 @@ inline absl::Status ClientGone() {
 
 class RpcRecord {
  public:
-  // Counts the start. Both must outlive the record.
-  RpcRecord(Metrics& metrics, RpcMetrics& method) : metrics_(&metrics), method_(&method) { method.Started(); }
+  // Counts the start. Both metrics must outlive the record; `call` must be there until End.
+  RpcRecord(Metrics& metrics, RpcMetrics& method, const grpc::CallbackServerContext& call)
+      : metrics_(&metrics), method_(&method), call_(&call) {
+    method.Started();
+  }
 
-  // Counts the end, once, logs a failure with `ids`, and gives `status` as gRPC has it.
+  // Counts the end, once, logs a failure with `ids`, and the address of who may not come in, and gives `status` as gRPC
+  // has it.
   grpc::Status End(const absl::Status& status, const LogFields& ids = {}) const;
 
  private:
   Metrics* metrics_;
   RpcMetrics* method_;
+  const grpc::CallbackServerContext* call_;
   absl::Time started_ = absl::Now();
 };
 

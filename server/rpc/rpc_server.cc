@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/status.h"
-#include "server/rpc/builder_options.h"
+#include "proto/builder_options.h"
 #include "server/rpc/compute_service.h"
 #include "server/rpc/listen_address.h"
 #include "server/rpc/model_service.h"
@@ -78,15 +78,26 @@ absl::Status RpcServer::Start() {
 }
 
 absl::Status RpcServer::Refresh() {
-  absl::Status status;
-  if (tokens_ != nullptr) status = tokens_->Read();
-  if (options_.tls.cert.empty()) return status;
-  const absl::StatusOr<Validity> validity = ReadTlsFiles(options_.tls);
-  status.Update(validity.status());
-  if (!validity.ok()) return status;
-  metrics_.SetCertificateExpiry(validity->end);
-  status.Update(CheckValid(*validity, options_.tls.cert, absl::Now()));
-  return status;
+  absl::Status tokens;
+  if (tokens_ != nullptr) {
+    tokens = tokens_->Read();
+    metrics_.SetFilesInOrder(ServerFiles::kTokens, tokens.ok());
+  }
+  absl::Status certificate;
+  if (!options_.tls.cert.empty()) {
+    certificate = RefreshCertificate();
+    metrics_.SetFilesInOrder(ServerFiles::kCertificate, certificate.ok());
+  }
+  if (tokens.ok()) return certificate;
+  if (certificate.ok()) return tokens;
+  return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
+               absl::StrCat(tokens.message(), "; ", certificate.message()));
+}
+
+absl::Status RpcServer::RefreshCertificate() {
+  SHARDMLP_ASSIGN_OR_RETURN(const Validity validity, ReadTlsFiles(options_.tls));
+  metrics_.SetCertificateExpiry(validity.end);
+  return CheckValid(validity, options_.tls.cert, absl::Now());
 }
 
 RpcServer::~RpcServer() {

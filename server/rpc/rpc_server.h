@@ -58,7 +58,8 @@ class RpcServer {
   // whichever streams and connections it likes, so it is there to keep the process alive and not for daily use.
   void BoundMessages(int64_t bytes) { quota_.Resize(static_cast<size_t>(bytes)); }
   // For about once a second: reads tokens and certificates again, and says how long the certificate is valid, in the
-  // metrics too. INVALID_ARGUMENT, naming the file, where something is wrong with one; what was read before stays.
+  // metrics too, and whether they are in order. INVALID_ARGUMENT, naming each file with which something is wrong; what
+  // was read before stays, but for tokens of which the file has none left.
   absl::Status Refresh();
   // What health answers.
   void SetHealth(bool serving);
@@ -66,12 +67,17 @@ class RpcServer {
   DrainRequest& drain_request() { return drain_request_; }
   // Waits until no stream is open; false where some are at `deadline`.
   bool AwaitIdle(absl::Time deadline) { return streams_.AwaitNone(deadline); }
+  // Calls, with a header or without one yet, and reads of tensors.
+  int64_t open_stream_count() const { return streams_.count(); }
+  // Ends every stream with `status`, those that come later too; other rpcs go on.
+  void EndStreams(const absl::Status& status) { streams_.EndAll(status); }
   // Ends every stream with `status`, takes no more, and returns when every rpc is over; those that are not at
   // `deadline` are cut. Rpcs that wait in the engine end when it shuts down, which comes first.
   void Shutdown(const absl::Status& status, absl::Time deadline);
 
  private:
   absl::Status Start();
+  absl::Status RefreshCertificate();
 
   const RpcServerOptions options_;
   Metrics& metrics_;

@@ -44,7 +44,7 @@ ShardStream::ShardStream(const ShardStreamContext& context, const absl::StatusOr
                          RpcMetrics& method, grpc::CallbackServerContext* call)
     : context_(context),
       pass_(pass),
-      record_(context.metrics, method),
+      record_(context.metrics, method, *call),
       receiver_(engine, pass, context.limits.max_message_bytes, *this),
       call_(call) {}
 

@@ -12,12 +12,14 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "kernels/status.h"
 
 namespace shardmlp {
 namespace {
 
 constexpr absl::string_view kScheme = "bearer ";
+constexpr absl::string_view kByteOrderMark = "\xef\xbb\xbf";  // which some editors write
 
 absl::Status Invalid(absl::string_view message) {
   return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument, message);
@@ -35,17 +37,21 @@ absl::Status Tokens::Read() {
   std::vector<Digest> digests;
   std::string line;
   for (int number = 1; std::getline(file, line); ++number) {
-    const absl::string_view token = absl::StripAsciiWhitespace(line);
-    if (token.empty()) continue;
+    absl::string_view token = line;
+    if (number == 1) absl::ConsumePrefix(&token, kByteOrderMark);
+    token = absl::StripAsciiWhitespace(token);
+    if (token.empty() || token[0] == '#') continue;
     if (token.size() < kMinTokenBytes || !std::all_of(token.begin(), token.end(), absl::ascii_isgraph)) {
       return Invalid(absl::StrCat(path_, ", line ", number, ": got ", token.size(), " characters, expected a token of ",
                                   kMinTokenBytes, " or more, without spaces, in ASCII"));
     }
     digests.push_back(DigestOf(token));
   }
-  if (digests.empty()) return Invalid(absl::StrCat(path_, " has no token, expected one a line"));
+  if (file.bad()) return Invalid(absl::StrCat("can't read the tokens in ", path_, ": ", std::strerror(errno)));
+  const bool none = digests.empty();
   absl::MutexLock lock(&mutex_);
   digests_ = std::move(digests);
+  if (none) return Invalid(absl::StrCat(path_, " has no token, expected one a line: nobody may call"));
   return absl::OkStatus();
 }
 

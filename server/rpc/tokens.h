@@ -15,15 +15,17 @@
 
 namespace shardmlp {
 
-// A token a line, in printable ASCII without spaces. Several let a new one in before the old one goes. What is kept in
+// A token a line, in printable ASCII without spaces; lines that are blank or begin with '#' are none. Several let a new
+// one in before the old one goes. What is kept in
 // memory are their SHA-256 digests, and the time that a comparison takes tells nothing of a token. Thread-safe.
 class Tokens {
  public:
   // Empty until read.
   explicit Tokens(std::string path) : path_(std::move(path)) {}
 
-  // Takes what the file has now. INVALID_ARGUMENT, naming file and line, where it can't be read, has no token, or has
-  // one that is none or shorter than kMinTokenBytes: then those that were read before stay.
+  // Takes what the file has now. INVALID_ARGUMENT, naming file and line, where it can't be read, or has a token that is
+  // none or shorter than kMinTokenBytes: then those that were read before stay. INVALID_ARGUMENT too where it is there
+  // and has no token: then none is left, since that is how to take back the last.
   absl::Status Read();
 
   // OK where the metadata of an rpc has "authorization: Bearer TOKEN", once, of one of the tokens; else UNAUTHENTICATED

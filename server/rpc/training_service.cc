@@ -22,7 +22,7 @@ RpcMetrics& TrainingService::Method(const char* name) {
 grpc::ServerUnaryReactor* TrainingService::OpenSession(grpc::CallbackServerContext* context,
                                                        const v1::OpenSessionRequest* request,
                                                        v1::OpenSessionResponse* response) {
-  return AnswerNow({metrics_, open_session_}, [&]() -> absl::Status {
+  return AnswerNow({metrics_, open_session_, *context}, [&]() -> absl::Status {
     SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get(*context));
     SHARDMLP_ASSIGN_OR_RETURN(const SessionSpec spec, FromProto(*request));
     SHARDMLP_ASSIGN_OR_RETURN(const SessionGrant grant, engine->OpenSession(spec));
@@ -34,7 +34,7 @@ grpc::ServerUnaryReactor* TrainingService::OpenSession(grpc::CallbackServerConte
 grpc::ServerUnaryReactor* TrainingService::RenewSession(grpc::CallbackServerContext* context,
                                                         const v1::RenewSessionRequest* request,
                                                         v1::RenewSessionResponse* response) {
-  return AnswerNow({metrics_, renew_session_, request->session_id()}, [&]() -> absl::Status {
+  return AnswerNow({metrics_, renew_session_, *context, request->session_id()}, [&]() -> absl::Status {
     SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get(*context));
     SHARDMLP_ASSIGN_OR_RETURN(const StepPosition position, engine->RenewSession(request->session_id()));
     Fill(position, *response->mutable_position());
@@ -45,7 +45,7 @@ grpc::ServerUnaryReactor* TrainingService::RenewSession(grpc::CallbackServerCont
 grpc::ServerUnaryReactor* TrainingService::CloseSession(grpc::CallbackServerContext* context,
                                                         const v1::CloseSessionRequest* request,
                                                         v1::CloseSessionResponse* /*response*/) {
-  return AnswerNow({metrics_, close_session_, request->session_id()}, [&]() -> absl::Status {
+  return AnswerNow({metrics_, close_session_, *context, request->session_id()}, [&]() -> absl::Status {
     SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get(*context));
     return engine->CloseSession(request->session_id());
   });
@@ -54,7 +54,7 @@ grpc::ServerUnaryReactor* TrainingService::CloseSession(grpc::CallbackServerCont
 grpc::ServerUnaryReactor* TrainingService::SealStep(grpc::CallbackServerContext* context,
                                                     const v1::SealStepRequest* request,
                                                     v1::SealStepResponse* response) {
-  const UnaryReply reply(metrics_, seal_step_, request->session_id());
+  const UnaryReply reply(metrics_, seal_step_, *context, request->session_id());
   return AnswerLater(reply, [&]() -> absl::Status {
     SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get(*context));
     SHARDMLP_ASSIGN_OR_RETURN(const SealSpec spec, FromProto(*request));
@@ -66,7 +66,7 @@ grpc::ServerUnaryReactor* TrainingService::SealStep(grpc::CallbackServerContext*
 grpc::ServerUnaryReactor* TrainingService::CommitStep(grpc::CallbackServerContext* context,
                                                       const v1::CommitStepRequest* request,
                                                       v1::CommitStepResponse* response) {
-  const UnaryReply reply(metrics_, commit_step_, request->session_id());
+  const UnaryReply reply(metrics_, commit_step_, *context, request->session_id());
   return AnswerLater(reply, [&]() -> absl::Status {
     SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get(*context));
     SHARDMLP_ASSIGN_OR_RETURN(const CommitSpec spec, FromProto(*request));
@@ -79,7 +79,7 @@ grpc::ServerUnaryReactor* TrainingService::CommitStep(grpc::CallbackServerContex
 grpc::ServerUnaryReactor* TrainingService::DiscardStep(grpc::CallbackServerContext* context,
                                                        const v1::DiscardStepRequest* request,
                                                        v1::DiscardStepResponse* response) {
-  const UnaryReply reply(metrics_, discard_step_, request->session_id());
+  const UnaryReply reply(metrics_, discard_step_, *context, request->session_id());
   return AnswerLater(reply, [&]() -> absl::Status {
     SHARDMLP_ASSIGN_OR_RETURN(Engine* const engine, engine_.Get(*context));
     SHARDMLP_ASSIGN_OR_RETURN(const DiscardSpec spec, FromProto(*request));

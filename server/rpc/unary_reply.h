@@ -22,8 +22,8 @@ namespace shardmlp {
 class UnaryReply {
  public:
   // `session_id` is for the log; 0 where the request names none.
-  UnaryReply(Metrics& metrics, RpcMetrics& method, int64_t session_id = 0)
-      : reactor_(std::make_shared<Reactor>(RpcRecord(metrics, method), session_id)) {
+  UnaryReply(Metrics& metrics, RpcMetrics& method, const grpc::CallbackServerContext& call, int64_t session_id = 0)
+      : reactor_(std::make_shared<Reactor>(RpcRecord(metrics, method, call), session_id)) {
     reactor_->self = reactor_;
   }
 

@@ -58,6 +58,27 @@ std::set<std::string> All(const std::string& folder) {
   return all;
 }
 
+TEST(CheckCanSaveTest, SaysWhatWouldKeepASaveFromItsPlaceAndLeavesNothing) {
+  const ModelSpec model = SmallModel();
+  const TempFolder folder;
+  auto store = CheckpointStore::Open(folder / "in", model);
+  ASSERT_TRUE(store.ok() && (*store)->Save("one", StateOf(model, 1)).ok());
+  WriteFile(folder / "in/file", "not ours");
+  const std::set<std::string> before = All(folder.path());
+  EXPECT_TRUE(CheckCanSave(folder / "in", "one").ok());
+  EXPECT_TRUE(CheckCanSave(folder / "in", "two").ok());
+  EXPECT_TRUE(CheckCanSave(folder / "to/be/made", "two").ok());
+  EXPECT_TRUE(Fails(CheckCanSave(folder / "in", "../two"), absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
+                    {"checkpoint name"}));
+  EXPECT_TRUE(Fails(CheckCanSave(folder / "in", "file"), absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
+                    {"in/file is no checkpoint"}));
+  for (const char* below : {"in/file", "in/file/deeper"}) {
+    EXPECT_TRUE(Fails(CheckCanSave(folder / below, "two"), absl::StatusCode::kInternal, Reason::kStorageFailed,
+                      {below, "Not a directory"}));
+  }
+  EXPECT_EQ(All(folder.path()), before);
+}
+
 class CheckpointNamesTest : public testing::Test {
  protected:
   void SetUp() override {

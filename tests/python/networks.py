@@ -104,7 +104,7 @@ class Namespaces:
         return ("ip", "netns", "exec", self._names[rank])
 
     def flags(self, rank: int) -> tuple[str, ...]:
-        return (f"--coordinator={self.host(0)}:{self.PORT}",)
+        return (f"--coordinator={self.host(0)}:{self.PORT}", "--insecure-listen-anywhere")
 
     def host(self, rank: int) -> str:
         return f"10.77.0.{rank + 1}"

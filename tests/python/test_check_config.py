@@ -56,6 +56,25 @@ def test_all_files_that_are_wrong_are_named(tmp_path):
     ).stderr
 
 
+def test_files_are_looked_at_where_flags_contradict_each_other_too(folder, tmp_path):
+    authority = Authority(tmp_path)
+    secure = (*authority.issue().flags(), f"--tls-client-ca={authority.ca}", "--token-file=/nowhere/tokens")
+    checkpoints = tmp_path / "checkpoints"
+    checkpoints.mkdir()
+    (checkpoints / "drain").write_text("no checkpoint")
+    saves = (f"--checkpoint-dir={checkpoints}", "--drain-checkpoint=drain")
+    replicas = ("--replicas=2", "--rank=0", "--coordinator=host0:50050")
+    run = check(folder("llama"), *secure, *saves, *replicas)
+    assert run.returncode == 2
+    for what in (
+        "--coordinator=host0:50050 has no --replica-ca: whoever reaches it could join as a replica",
+        "/nowhere/tokens: No such file",
+        f"--drain-checkpoint: {checkpoints}/drain is no checkpoint",
+    ):
+        assert what in run.stderr
+    assert [file.name for file in checkpoints.iterdir()] == ["drain"]
+
+
 @pytest.mark.parametrize("days, what", [(-2, "expired at"), (200, "is valid from")])
 def test_a_start_finds_the_same(folder, serve, tmp_path, days, what):
     server = serve(folder("llama"), "--listen=127.0.0.1:0", *Authority(tmp_path).issue(days=days).flags())

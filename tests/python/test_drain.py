@@ -27,9 +27,9 @@ STEPS = 4
 class Training:
     """A whole model's, a step at a time."""
 
-    def __init__(self, folder, offload, target) -> None:
+    def __init__(self, folder, offload, target, **options) -> None:
         self.model = load_model(folder("llama"))
-        self.remote = offload(self.model, target)
+        self.remote = offload(self.model, target, **options)
         self._optimizer = self.remote.wrap(torch.optim.AdamW(self.model.parameters(), lr=1e-3))
 
     @torch.no_grad()
@@ -129,6 +129,36 @@ def test_server_that_can_not_save_itself_says_so(folder, serve):
     (server.checkpoints / "drain").write_text("no checkpoint")
     assert server.stop() == 1
     assert "the drained server could not be saved" in server.log.read_text()
+
+
+def test_server_that_could_not_save_itself_does_not_start(folder, serve, tmp_path):
+    checkpoints = tmp_path / "taken"
+    checkpoints.mkdir()
+    (checkpoints / "drain").write_text("no checkpoint")
+    server = serve(folder("llama"), *KEEP, f"--checkpoint-dir={checkpoints}")
+    assert server.wait() == 1
+    assert f"--drain-checkpoint: {checkpoints}/drain is no checkpoint" in server.log.read_text()
+
+
+def test_calls_are_cut_before_the_checkpoint_is_saved(folder, serve, offload):
+    server = serve(folder("llama"), *KEEP, "--drain-timeout=1s", "--metrics-address=127.0.0.1:0")
+    server.await_serving()
+    proxy = CuttingProxy(lambda: connect(server.target))
+    training = Training(folder, offload, proxy, timeouts=shardmlp.Timeouts(retry=0))
+    with ThreadPoolExecutor(1) as pool:
+        proxy.hold_at(2)
+        call = pool.submit(training.forward, torch.randn(5, 48))
+        until(lambda: server.metric("shardmlp_open_calls") == 1)
+        assert server.stop() == 0
+        with pytest.raises(shardmlp.Error):
+            call.result(timeout=30)
+    proxy.close()
+    log = server.log.read_text()
+    assert "draining open_streams=1" in log
+    cancelling, cut, saved = (
+        log.index(event) for event in ("cancelling what is open open_streams=1", "reason=DRAINING", "checkpoint saved")
+    )
+    assert cancelling < cut < saved
 
 
 def three_replicas(folder, serve, *flags: str) -> list:

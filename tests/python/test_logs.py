@@ -75,6 +75,14 @@ def test_calls_are_logged_at_debug_with_their_ids(folder, serve, offload):
     assert len({call["call"] for call in backwards} - {0}) == len(backwards)
 
 
+def test_the_end_of_a_server_that_fails_is_a_line_too(tmp_path, serve):
+    server = serve(tmp_path / "no-model", "--log-format=json")
+    assert server.wait() == 1
+    last = json.loads(server.log.read_text().splitlines()[-1])
+    assert (last["level"], last["message"]) == ("error", "server ended")
+    assert "no-model" in last["why"]
+
+
 def test_text_is_the_default_and_worse_than_info_can_be_asked_for(folder, serve, offload):
     server = serve(folder("llama"), "--log-level=warning")
     model = load_model(folder("llama"))

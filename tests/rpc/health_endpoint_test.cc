@@ -3,7 +3,11 @@
 
 #include <gmock/gmock.h>
 #include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
 
+#include <chrono>
+
+#include "absl/strings/str_cat.h"
 #include "tests/rpc/raw_call.h"
 #include "tests/rpc/rpc_fixture.h"
 
@@ -45,6 +49,42 @@ TEST_F(HealthEndpointTest, HasNothingElse) {
                              "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"}) {
     EXPECT_EQ(RawCall(probe_, method, {""}).status.code(), absl::StatusCode::kUnimplemented) << method;
   }
+}
+
+TEST_F(HealthEndpointTest, TakesNoMoreThanAProbeSends) {
+  Start(/*load=*/true);
+  const auto name = [](int size) {
+    return absl::StrCat("\x0a", std::string(1, '\x80' | (size - 128)), "\x01", std::string(size, 'x'));
+  };
+  EXPECT_EQ(Probe(name(200)).status.code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Probe(name(254)).status.code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST_F(HealthEndpointTest, AConnectionHasNoMoreStreamsThanProbesNeed) {
+  constexpr int kMost = 4;
+  Start(/*load=*/true);
+  grpc::GenericStub stub(probe_);
+  grpc::CompletionQueue queue;
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::GenericClientAsyncReaderWriter>> begun;
+  for (int i = 0; i < kMost; ++i) {
+    begun.push_back(stub.PrepareCall(contexts.emplace_back(std::make_unique<grpc::ClientContext>()).get(),
+                                     "/grpc.health.v1.Health/Check", &queue));
+    begun.back()->StartCall(nullptr);
+    ASSERT_TRUE(Await(queue));
+  }
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(300));
+  grpc::health::v1::HealthCheckResponse response;
+  const auto health = grpc::health::v1::Health::NewStub(probe_);
+  EXPECT_EQ(health->Check(&context, {}, &response).error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  for (const auto& begun_context : contexts) begun_context->TryCancel();
+  for (const auto& stream : begun) {
+    grpc::Status status;
+    stream->Finish(&status, nullptr);
+    Await(queue);
+  }
+  EXPECT_THAT(Probe().messages, testing::ElementsAre(kServing));
 }
 
 TEST_F(HealthEndpointTest, AnswersWhileEveryCallWaits) {

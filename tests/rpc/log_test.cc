@@ -45,6 +45,21 @@ TEST(LogTest, WhatAClientSendsNeitherBreaksALineNorFillsADisk) {
   EXPECT_TRUE(nlohmann::json::accept(absl::StrCat("{", LogLine(LogFormat::kJson, "rpc failed", fields), "}")));
 }
 
+// A viewer takes the first two for ends of a line, a terminal the third for the start of a command; the fourth turns
+// around what follows it.
+TEST(LogTest, WhatViewersActOnIsEscaped) {
+  const std::pair<const char*, const char*> texts[] = {{"\xe2\x80\xa8", "\\u2028"}, {"\xc2\x85", "\\u0085"},
+                                                       {"\xc2\x9b", "\\u009b"},     {"\xe2\x80\xae", "\\u202e"},
+                                                       {"\x7f", "\\u007f"},         {"\x1b", "\\u001b"}};
+  for (const auto& [text, escaped] : texts) {
+    const LogFields fields = {{"run", absl::StrCat("a", text, "b")}};
+    EXPECT_EQ(LogLine(LogFormat::kText, "x", fields), absl::StrCat("x run=\"a", escaped, "b\""));
+    const std::string line = LogLine(LogFormat::kJson, "x", fields);
+    EXPECT_EQ(line, absl::StrCat("\"message\":\"x\",\"run\":\"a", escaped, "b\""));
+    EXPECT_EQ(nlohmann::json::parse(absl::StrCat("{", line, "}"))["run"], absl::StrCat("a", text, "b"));
+  }
+}
+
 // Standard error, while it lives: a pipe that holds a page.
 class FullPipe {
  public:
@@ -93,23 +108,34 @@ TEST(LogTest, AReaderThatStandsStillHoldsUpNobodyAndLosesNothing) {
 TEST(LogLimitTest, AnEventThatRepeatsIsWrittenNowAndThenAndSaysHowOftenItWasNot) {
   LogLimit limit(/*lines_a_second=*/2, /*burst=*/3);
   const absl::Time start = absl::FromUnixSeconds(1000);
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(limit.Admit("refused", start), 0);
-  for (int i = 0; i < 5; ++i) EXPECT_EQ(limit.Admit("refused", start), std::nullopt);
-  EXPECT_EQ(limit.Admit("refused", start + absl::Milliseconds(400)), std::nullopt);
-  EXPECT_EQ(limit.Admit("refused", start + absl::Milliseconds(500)), 6);
-  EXPECT_EQ(limit.Admit("refused", start + absl::Milliseconds(600)), std::nullopt);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(limit.Admit("refused", "", start), 0);
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(limit.Admit("refused", "", start), std::nullopt);
+  EXPECT_EQ(limit.Admit("refused", "", start + absl::Milliseconds(400)), std::nullopt);
+  EXPECT_EQ(limit.Admit("refused", "", start + absl::Milliseconds(500)), 6);
+  EXPECT_EQ(limit.Admit("refused", "", start + absl::Milliseconds(600)), std::nullopt);
   // After a rest, the burst and no more.
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(limit.Admit("refused", start + absl::Hours(1)), i == 0 ? 1 : 0);
-  EXPECT_EQ(limit.Admit("refused", start + absl::Hours(1)), std::nullopt);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(limit.Admit("refused", "", start + absl::Hours(1)), i == 0 ? 1 : 0);
+  EXPECT_EQ(limit.Admit("refused", "", start + absl::Hours(1)), std::nullopt);
+}
+
+TEST(LogLimitTest, KindsOfAnEventDoNotTakeEachOthersLines) {
+  LogLimit limit(/*lines_a_second=*/1, /*burst=*/1);
+  const absl::Time now = absl::FromUnixSeconds(1000);
+  EXPECT_EQ(limit.Admit("rpc failed", "UNAUTHENTICATED", now), 0);
+  EXPECT_EQ(limit.Admit("rpc failed", "UNAUTHENTICATED", now), std::nullopt);
+  EXPECT_EQ(limit.Admit("rpc failed", "DEVICE_FAILED", now), 0);
+  EXPECT_EQ(limit.Admit("rpc failed", "DEVICE_FAILED", now + absl::Seconds(1)), 0);
+  EXPECT_EQ(limit.Admit("rpc failed", "UNAUTHENTICATED", now + absl::Seconds(1)), 1);
 }
 
 TEST(LogLimitTest, EventsDoNotTakeEachOthersLines) {
   LogLimit limit(/*lines_a_second=*/1, /*burst=*/1);
   const absl::Time now = absl::FromUnixSeconds(1000);
-  EXPECT_EQ(limit.Admit("refused", now), 0);
-  EXPECT_EQ(limit.Admit("refused", now), std::nullopt);
-  EXPECT_EQ(limit.Admit("step committed", now), 0);
-  EXPECT_EQ(limit.Admit("refused", now - absl::Seconds(5)), std::nullopt) << "a clock that is set back earns nothing";
+  EXPECT_EQ(limit.Admit("refused", "", now), 0);
+  EXPECT_EQ(limit.Admit("refused", "", now), std::nullopt);
+  EXPECT_EQ(limit.Admit("step committed", "", now), 0);
+  EXPECT_EQ(limit.Admit("refused", "", now - absl::Seconds(5)), std::nullopt)
+      << "a clock that is set back earns nothing";
 }
 
 }  // namespace

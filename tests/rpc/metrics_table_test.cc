@@ -68,6 +68,7 @@ TEST(MetricsTableTest, WhatIsExportedIsTheTable) {
   Metrics metrics;
   metrics.ExpectFailures({"STALLED"});
   metrics.SetCertificateExpiry(absl::FromUnixSeconds(1));
+  metrics.SetFilesInOrder(ServerFiles::kTokens, true);
   metrics.ForMethod("shardmlp.v1.Compute", "Forward", RpcKind::kBidiStream);
   std::set<std::string> names;
   for (const SeriesSpec& spec : SeriesTable()) names.insert(spec.name);

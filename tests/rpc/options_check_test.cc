@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <functional>
 
 #include "absl/strings/str_cat.h"
@@ -39,7 +40,7 @@ TEST(OptionsCheckTest, TheDefaultsGoTogether) {
 }
 
 TEST(OptionsCheckTest, AllThatContradictsIsNamedAtOnce) {
-  ServerOptions options = Parsed({"--replicas=2", "--rank=0", "--coordinator=h:1"});
+  ServerOptions options = Parsed({"--replicas=2", "--rank=0", "--coordinator=127.0.0.1:1"});
   options.engine.lease = absl::Minutes(7);
   options.replicas.loss_timeout = absl::Minutes(11);
   options.replicas.heartbeat = absl::Minutes(6);
@@ -102,11 +103,44 @@ TEST(OptionsCheckTest, OtherMachinesNeedTlsAndToSayWhoTheyAre) {
 
 TEST(OptionsCheckTest, ReplicasOnANetworkAreWarnedOfWhatIsPlaintext) {
   const std::vector<const char*> flags = {"--replicas=2", "--rank=0", "--coordinator=host0:7"};
-  EXPECT_THAT(Warnings(Parsed(flags)), ElementsAre(HasSubstr("sum gradients and hand over weights in plaintext"),
-                                                   HasSubstr("--coordinator=host0:7 has no --replica-ca")));
+  std::vector<const char*> open = flags;
+  open.push_back("--insecure-listen-anywhere");
+  EXPECT_THAT(Warnings(Parsed(open)), ElementsAre(HasSubstr("sum gradients and hand over weights in plaintext"),
+                                                  HasSubstr("--coordinator=host0:7 has no --replica-ca")));
   std::vector<const char*> tls = flags;
   tls.insert(tls.end(), {"--tls-cert=c", "--tls-key=k", "--replica-ca=a"});
   EXPECT_THAT(Warnings(Parsed(tls)), ElementsAre(HasSubstr("in plaintext")));
+}
+
+TEST(OptionsCheckTest, StrangersDoNotJoinAsReplicas) {
+  const std::vector<const char*> identity = {"--tls-cert=c", "--tls-key=k", "--tls-client-ca=a", "--token-file=t"};
+  for (const int rank : {0, 1}) {
+    const std::string rank_flag = absl::StrCat("--rank=", rank);
+    const auto flags = [&](const char* coordinator, std::vector<const char*> more) {
+      more.insert(more.end(), {"--replicas=2", rank_flag.c_str(), coordinator});
+      return more;
+    };
+    for (const auto& open :
+         {flags("--coordinator=host0:7", {}), flags("--coordinator=host0:7", identity),
+          flags("--coordinator=127.0.0.1:7", identity), flags("--coordinator=127.0.0.1:7", {"--token-file=t"})}) {
+      EXPECT_THAT(Refusal(open), AllOf(HasSubstr("has no --replica-ca: whoever reaches it could join as a replica"),
+                                       HasSubstr("--insecure-listen-anywhere")));
+      std::vector<const char*> said = open;
+      said.push_back("--insecure-listen-anywhere");
+      EXPECT_THAT(Warnings(Parsed(said)), Contains(HasSubstr("can join as a replica and replace all weights")));
+      std::vector<const char*> known = open;
+      known.insert(known.end(), {"--replica-ca=r", "--tls-cert=c", "--tls-key=k"});
+      EXPECT_THAT(Warnings(Parsed(known)), testing::Not(Contains(HasSubstr("can join as a replica"))));
+    }
+  }
+}
+
+TEST(OptionsCheckTest, NamesOfCheckpointsAreLookedAtBeforeTheyAreNeeded) {
+  EXPECT_THAT(Refusal({"--checkpoint-dir=c", "--drain-checkpoint=a/b"}),
+              HasSubstr("--drain-checkpoint: checkpoint name \"a/b\""));
+  EXPECT_THAT(Refusal({"--checkpoint-dir=c", "--restore=../c"}), HasSubstr("--restore: checkpoint name \"../c\""));
+  EXPECT_THAT(Contradictions(Parsed({"--checkpoint-dir=c", "--drain-checkpoint=drain-1", "--restore=latest"})),
+              IsEmpty());
 }
 
 TEST(OptionsCheckTest, WhoMayEndTheServerIsAWarningWhereThatIsAnybody) {
@@ -127,10 +161,11 @@ TEST(OptionsCheckTest, OnePortIsGivenOnce) {
   EXPECT_THAT(Refusal({"--replicas=2", "--rank=0", "--coordinator=h:9", "--health-listen=0.0.0.0:9"}),
               HasSubstr("--health-listen=0.0.0.0:9 and --coordinator=h:9 are one port"));
   EXPECT_THAT(Refusal({"--listen=unix:/s,unix:/s"}), HasSubstr("are one port"));
-  for (const std::vector<const char*>& apart : std::vector<std::vector<const char*>>{
-           {"--listen=127.0.0.1:0,127.0.0.1:0", "--metrics-address=127.0.0.1:0"},
-           {"--listen=127.0.0.1:7", "--health-listen=127.0.0.2:7"},
-           {"--replicas=2", "--rank=1", "--coordinator=h:9", "--health-listen=0.0.0.0:9"}}) {
+  for (const std::vector<const char*>& apart :
+       std::vector<std::vector<const char*>>{{"--listen=127.0.0.1:0,127.0.0.1:0", "--metrics-address=127.0.0.1:0"},
+                                             {"--listen=127.0.0.1:7", "--health-listen=127.0.0.2:7"},
+                                             {"--replicas=2", "--rank=1", "--coordinator=h:9",
+                                              "--health-listen=0.0.0.0:9", "--insecure-listen-anywhere"}}) {
     EXPECT_THAT(Contradictions(Parsed(apart)), IsEmpty());
   }
 }
@@ -168,6 +203,22 @@ TEST(OptionsCheckTest, EachFileThatIsWrongIsNamed) {
   ServerOptions options = Parsed({"--tls-cert=/nowhere/c", "--tls-key=/nowhere/k", "--token-file=/nowhere/t"});
   EXPECT_THAT(CheckFiles(options), AllOf(SizeIs(3), Contains(HasSubstr("/nowhere/c: No such file")),
                                          Contains(HasSubstr("/nowhere/t: No such file")), Contains(HasSubstr("m"))));
+}
+
+TEST(OptionsCheckTest, WhereTheDrainCouldNotSaveIsNamed) {
+  const std::string file = testing::TempDir() + "/shardmlp-no-folder";
+  std::ofstream(file) << "a file";
+  ServerOptions options = Parsed({"--drain-checkpoint=drain", "--checkpoint-dir", file.c_str()});
+  EXPECT_THAT(CheckFiles(options), Contains(AllOf(HasSubstr("--drain-checkpoint"), HasSubstr(file))));
+  options.checkpoint_dir = testing::TempDir();
+  options.drain_checkpoint = "shardmlp-no-folder";
+  EXPECT_THAT(CheckFiles(options), Contains(HasSubstr("shardmlp-no-folder is no checkpoint")));
+}
+
+TEST(OptionsCheckTest, ACheckOfAllLeavesWhatContradictsToWhoLooksAtFilesToo) {
+  const ServerOptions options = Parsed({"--check-config", "--lease=7m", "--token-file=/nowhere/t"});
+  EXPECT_THAT(Contradictions(options), ElementsAre(HasSubstr("--lease=7m")));
+  EXPECT_THAT(CheckFiles(options), Contains(HasSubstr("/nowhere/t")));
 }
 
 }  // namespace

@@ -95,9 +95,10 @@ TEST(OptionsTest, ADrainSavesACheckpointWhereOneCanBeSaved) {
 }
 
 TEST(OptionsTest, ReplicasHaveARankACoordinatorAndTimes) {
-  const auto options = Parse({"--model=m", "--replicas=3", "--rank=2", "--coordinator=host:7", "--on-loss=continue",
-                              "--sync-host=10.0.0.2", "--replica-start-timeout=1m", "--replica-timeout=3s",
-                              "--replica-heartbeat=200ms", "--sum-timeout=20s", "--sum-by=nccl"});
+  const auto options =
+      Parse({"--model=m", "--replicas=3", "--rank=2", "--coordinator=host:7", "--on-loss=continue",
+             "--sync-host=10.0.0.2", "--replica-start-timeout=1m", "--replica-timeout=3s", "--replica-heartbeat=200ms",
+             "--sum-timeout=20s", "--sum-by=nccl", "--insecure-listen-anywhere"});
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_EQ(options->replicas.size, 3);
   EXPECT_EQ(options->replicas.rank, 2);
@@ -155,6 +156,13 @@ TEST(OptionsTest, ABadValueIsRefusedWithWhatWasExpected) {
   EXPECT_THAT(Refusal({"--model=m", "--frozen=yes"}), HasSubstr("--frozen: yes not in {true,false}"));
   EXPECT_THAT(Refusal({"--model=m", "--log-level=loud"}), HasSubstr("--log-level: loud not in {debug,error,info,warn"));
   EXPECT_THAT(Refusal({"--model=m", "--listen="}), HasSubstr("expected host:port"));
+}
+
+TEST(OptionsTest, AFileThatIsAskedForIsNamed) {
+  for (const std::string flag : {"--token-file", "--tls-cert", "--tls-key", "--tls-client-ca", "--replica-ca"}) {
+    EXPECT_THAT(Refusal({"--model=m", (flag + "=").c_str()}), HasSubstr(flag + ": got \"\", expected a file"));
+    EXPECT_THAT(Refusal({"--model=m", (flag + "=f").c_str(), flag.c_str(), ""}), HasSubstr(flag + ": got \"\""));
+  }
 }
 
 TEST(OptionsTest, ANumberOutOfRangeIsRefusedWithTheRange) {

@@ -127,6 +127,27 @@ TEST_F(RpcServerTest, ShutdownCancelsWhatIsStillOpenWithItsReason) {
   ExpectStatus(FromGrpcStatus(begun->Finish()), absl::StatusCode::kUnavailable, Reason::kDraining);
 }
 
+TEST_F(RpcServerTest, StreamsAreEndedWhileTheRestGoesOn) {
+  Start();
+  const auto stub = Stub();
+  grpc::ClientContext begun_context, silent_context, late_context;
+  const auto begun = stub->Forward(&begun_context);
+  ASSERT_TRUE(begun->Write(ForwardHeader(8)));
+  const auto silent = stub->Backward(&silent_context);
+  engine_->AwaitOpenCalls(1);
+  EXPECT_EQ(Health(), kServing);  // on the same connection, so the server knows the silent one too
+  EXPECT_EQ(server_->open_stream_count(), 2);
+
+  server_->EndStreams(Draining());
+  ExpectStatus(FromGrpcStatus(begun->Finish()), absl::StatusCode::kUnavailable, Reason::kDraining, "going down");
+  ExpectStatus(FromGrpcStatus(silent->Finish()), absl::StatusCode::kUnavailable, Reason::kDraining, "going down");
+  engine_->AwaitOpenCalls(0);
+  EXPECT_TRUE(server_->AwaitIdle(absl::InfiniteFuture()));
+  EXPECT_EQ(Health(), kServing);
+  const auto late = stub->Forward(&late_context);
+  ExpectStatus(FromGrpcStatus(late->Finish()), absl::StatusCode::kUnavailable, Reason::kDraining, "going down");
+}
+
 TEST_F(RpcServerTest, ShutdownEndsAStreamThatHasSentNothing) {
   Start();
   const auto stub = Stub();

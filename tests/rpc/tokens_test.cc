@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <fstream>
 
@@ -13,6 +15,7 @@
 namespace shardmlp {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -67,9 +70,7 @@ TEST(TokensTest, BeforeAFileWasReadNobodyComesIn) {
 TEST(TokensTest, AFileThatIsNoneIsNamedAndChangesNothing) {
   Tokens tokens(FileOf(kToken));
   ASSERT_TRUE(tokens.Read().ok());
-  for (const auto& [text, part] : {std::pair("", "has no token"),
-                                   {"\n \n", "has no token"},
-                                   {"correct-horse-battery\nshort\n", "line 2: got 5 characters"},
+  for (const auto& [text, part] : {std::pair("correct-horse-battery\nshort\n", "line 2: got 5 characters"),
                                    {"correct horse battery staple", "line 1: got 28 characters"},
                                    {"correct-horse-b\xc3\xa4ttery", "in ASCII"}}) {
     const std::string path = FileOf(text);
@@ -81,6 +82,33 @@ TEST(TokensTest, AFileThatIsNoneIsNamedAndChangesNothing) {
   std::remove(FileOf("").c_str());
   EXPECT_THAT(std::string(tokens.Read().message()), HasSubstr("No such file"));
   EXPECT_TRUE(CheckOf(tokens, {absl::StrCat("Bearer ", kToken)}).ok());
+  const std::string folder = FileOf("");
+  std::remove(folder.c_str());
+  ASSERT_EQ(mkdir(folder.c_str(), 0700), 0);
+  EXPECT_THAT(std::string(tokens.Read().message()), HasSubstr("can't read the tokens"));
+  rmdir(folder.c_str());
+  EXPECT_TRUE(CheckOf(tokens, {absl::StrCat("Bearer ", kToken)}).ok());
+}
+
+TEST(TokensTest, TheLastTokenIsTakenBackByAFileWithNone) {
+  for (const char* none : {"", "\n \r\n", "# correct-horse-battery\n", "\xef\xbb\xbf"}) {
+    Tokens tokens(FileOf(kToken));
+    ASSERT_TRUE(tokens.Read().ok());
+    FileOf(none);
+    ExpectStatus(tokens.Read(), absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument, "has no token");
+    EXPECT_FALSE(CheckOf(tokens, {absl::StrCat("Bearer ", kToken)}).ok()) << none;
+    FileOf(kOther);
+    ASSERT_TRUE(tokens.Read().ok());
+    EXPECT_TRUE(CheckOf(tokens, {absl::StrCat("Bearer ", kOther)}).ok());
+  }
+}
+
+TEST(TokensTest, CommentsAndWhatEditorsAddAreNoTokens) {
+  Tokens tokens(FileOf(absl::StrCat("\xef\xbb\xbf", kToken, "\n# of the second team, since May\n  #short\n", kOther)));
+  ASSERT_TRUE(tokens.Read().ok()) << tokens.Read();
+  EXPECT_TRUE(CheckOf(tokens, {absl::StrCat("Bearer ", kToken)}).ok());
+  EXPECT_TRUE(CheckOf(tokens, {absl::StrCat("Bearer ", kOther)}).ok());
+  EXPECT_FALSE(CheckOf(tokens, {"Bearer # of the second team, since May"}).ok());
 }
 
 TEST(TokensTest, ANewFileTakesTheOldOnesPlace) {
@@ -135,6 +163,22 @@ TEST_F(TokenServerTest, ACallWithoutOneSendsNoRows) {
   ExpectStatus(answer.status, absl::StatusCode::kUnauthenticated, Reason::kUnauthenticated);
   EXPECT_EQ(answer.rows, "");
   engine_->AwaitOpenCalls(0);
+}
+
+TEST_F(TokenServerTest, WhetherFilesAreInOrderIsInTheMetricsAndAllThatIsWrongIsTold) {
+  RpcServerOptions options;
+  options.listen = {"127.0.0.1:0"};
+  options.token_file = FileOf(kToken);
+  options.tls = {.cert = "/nowhere/cert", .key = "/nowhere/key"};
+  RpcServer server(options, metrics_);
+  absl::Status found = server.Refresh();
+  EXPECT_THAT(std::string(found.message()), AllOf(HasSubstr("/nowhere/cert"), Not(HasSubstr("has no token"))));
+  EXPECT_EQ(Metric("shardmlp_files_in_order{file=\"tokens\"}"), 1);
+  EXPECT_EQ(Metric("shardmlp_files_in_order{file=\"certificate\"}"), 0);
+  FileOf("");
+  found = server.Refresh();
+  EXPECT_THAT(std::string(found.message()), AllOf(HasSubstr("/nowhere/cert"), HasSubstr("has no token")));
+  EXPECT_EQ(Metric("shardmlp_files_in_order{file=\"tokens\"}"), 0);
 }
 
 TEST_F(TokenServerTest, AFileThatCanNotBeReadIsToldAtStart) {

@@ -1,5 +1,7 @@
 #include "server/sync/rendezvous/coordinator_server.h"
 
+#include <grpcpp/ext/health_check_service_server_builder_option.h>
+#include <grpcpp/resource_quota.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 
@@ -9,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
+#include "proto/builder_options.h"
 #include "proto/status_bridge.h"
 #include "proto/tls.h"
 #include "server/sync/rendezvous/messages.h"
@@ -18,6 +21,8 @@ namespace {
 
 // Streams beyond what the replicas need: of those that are refused, or were lost and not noticed yet.
 constexpr int kSpareStreams = 64;
+constexpr int kMaxStreams = 8;  // of a connection; a replica has one, and another while it connects again
+constexpr int kMaxThreads = 4;  // that gRPC may start beside its own
 
 absl::Status Silent(absl::Duration how_long) {
   return Error(absl::StatusCode::kUnavailable, Reason::kReplicaLost,
@@ -148,6 +153,14 @@ CoordinatorServer::CoordinatorServer(const ReplicasOptions& options)
 absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Listen(const ReplicasOptions& options) {
   std::unique_ptr<CoordinatorServer> server(new CoordinatorServer(options));
   grpc::ServerBuilder builder;
+  grpc::ResourceQuota quota("rendezvous");
+  // A whole message of each stream that may be open; beyond it gRPC ends whichever it likes.
+  quota.Resize(static_cast<size_t>(options.size + kSpareStreams) * kMaxWireBytes).SetMaxThreads(kMaxThreads);
+  builder.SetResourceQuota(quota);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
+  // Meet alone: reflection has a thread for each who asks, and health would say SERVING while the model loads.
+  builder.SetOption(std::make_unique<WithoutReflection>());
+  builder.SetOption(std::make_unique<grpc::HealthCheckServiceServerBuilderOption>(nullptr));
   // A second rank 0 must not share the port.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.SetMaxReceiveMessageSize(kMaxWireBytes);
