@@ -27,7 +27,7 @@ RULES = ROOT / "deploy/prometheus/shardmlp.rules.yaml"
 PANELS = read_panels(DASHBOARD, rate_interval="3s")
 SERIES = re.findall(r"^\| `(shardmlp_\w+)`", (ROOT / "docs/operations.md").read_text(), re.MULTILINE)
 # Of those, what neither a panel nor an alert shows.
-FOR_SEARCHES_ALONE = {"shardmlp_attempt", "shardmlp_replica_generation"}
+FOR_SEARCHES_ALONE = {"shardmlp_attempt"}
 SELECTOR = re.compile(r"\b(?:shardmlp|grpc_server|process)_\w+{[^}]*}")
 
 
@@ -81,7 +81,7 @@ def test_the_series_of_replicas_move_as_they_work_together_and_when_one_dies(wat
     watched.servers.kill(1)
     lost = "shardmlp_replica_generations_lost_total == 1 and shardmlp_replica_members == 0"
     until(lambda: ask(lost) == {(): 1})
-    until(lambda: "ShardmlpReplicaMissing" in alerts(watched.prometheus))
+    until(lambda: "ShardmlpReplicaAway" in alerts(watched.prometheus))
 
 
 def test_each_query_is_of_the_chosen_namespace_and_replica():

@@ -8,7 +8,11 @@ from monitor import Prometheus
 
 SELECTOR = re.compile(r"\b((?:shardmlp[_:]|grpc_server_|process_)[a-z0-9_:]+)(?:{[^}]*})?")
 # Series that a server has only where it is told to have what they are of.
-OPTIONAL = ("shardmlp_certificate_expiry_timestamp_seconds", "shardmlp_files_in_order")
+OPTIONAL = (
+    "shardmlp_certificate_expiry_timestamp_seconds",
+    "shardmlp:certificate_left:seconds",
+    "shardmlp_files_in_order",
+)
 
 
 def check_rules(prometheus: Prometheus) -> list[str]:

@@ -75,12 +75,45 @@ token: {{ . }}
 --token-file: /secrets/token/token
 {{- end }}
 {{- end -}}
-{{- define "shardmlp.secure" -}}
-{{- if and .Values.tls.secretName (or .Values.tls.clientCaSecretName .Values.tokenSecretName) -}}true{{- end -}}
+{{/* What others can read, or take part in, a sentence each. */}}
+{{- define "shardmlp.open" -}}
+{{- $open := list -}}
+{{- if not .Values.tls.secretName -}}
+{{- $open = append $open "without tls.secretName whoever sees the network reads and changes what trainers send, tokens too" -}}
+{{- end -}}
+{{- if not (or .Values.tls.clientCaSecretName .Values.tokenSecretName) -}}
+{{- $open = append $open "without tls.clientCaSecretName or tokenSecretName whoever reaches the server reads and changes the weights" -}}
+{{- end -}}
+{{- if and (include "shardmlp.synced" .) (not .Values.tls.replicaCaSecretName) -}}
+{{- $open = append $open "without tls.replicaCaSecretName whoever reaches the replicas can take part as one" -}}
+{{- end -}}
+{{- toJson $open -}}
 {{- end -}}
 {{/* Probes know no TLS. */}}
 {{- define "shardmlp.healthPort" -}}
 {{- ternary "50052" "50051" (ne "" .Values.tls.secretName) -}}
+{{- end -}}
+
+{{/* The rules of deploy/prometheus. Alerts wait as long as they are told to; for replicas, as a start may take. */}}
+{{- define "shardmlp.rules" -}}
+{{- $rules := .Files.Get "files/shardmlp.rules.yaml" | fromYaml -}}
+{{- $start := add (int .Values.seconds.load) (int .Values.seconds.replicaStart) -}}
+{{- $times := merge (dict) .Values.prometheusRule.for (dict "ShardmlpReplicaMissing" (printf "%ds" $start)) -}}
+{{- $known := list -}}
+{{- range $group := $rules.groups -}}
+{{- range $rule := $group.rules -}}
+{{- if hasKey $rule "alert" -}}
+{{- $known = append $known $rule.alert -}}
+{{- with get $times $rule.alert }}{{ $_ := set $rule "for" . }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $alert, $time := $times -}}
+{{- if not (has $alert $known) -}}
+{{- fail (printf "prometheusRule.for: there is no alert %s, expected one of %s" $alert (join ", " $known)) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $rules -}}
 {{- end -}}
 
 {{- define "shardmlp.flags" -}}
@@ -94,7 +127,7 @@ token: {{ . }}
 {{- end }}
 - --listen=0.0.0.0:50051
 - --metrics-address=0.0.0.0:9464
-{{- if include "shardmlp.secure" . | eq "" }}
+{{- if include "shardmlp.open" . | fromJsonArray }}
 - --insecure-listen-anywhere
 {{- end }}
 {{- range $flag, $file := include "shardmlp.secretFiles" . | fromYaml }}
