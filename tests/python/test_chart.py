@@ -14,8 +14,9 @@ import pytest
 import yaml
 from helm import CHART, NAMESPACE, ROOT, Helm, container_of, flags_of, pod_of, the
 
-# The default values, and files of others.
-VALUES = {"default": (), **{path.stem: ("--values", path) for path in sorted((CHART / "ci").glob("*.yaml"))}}
+INSECURE = "--set=insecure=true"
+# The default values, with what has to be said beside them, and files of others.
+VALUES = {"default": (INSECURE,), **{path.stem: ("--values", path) for path in sorted((CHART / "ci").glob("*.yaml"))}}
 OPERATORS = "monitoring.coreos.com/"  # Prometheus' operator's, whose schemas Kubernetes does not have
 WATCHED = [f"--set={switch}.enabled=true" for switch in ("serviceMonitor", "prometheusRule", "dashboard")]
 
@@ -69,7 +70,7 @@ def test_resources_fit_kubernetes_schemas(rendered):
 
 
 def test_a_misspelt_field_would_be_found(helm):
-    wrong = copy.deepcopy(the(helm.render(), "StatefulSet"))
+    wrong = copy.deepcopy(the(helm.render(INSECURE), "StatefulSet"))
     wrong["spec"]["template"]["spec"]["terminationGraceSeconds"] = 1
     with pytest.raises(kubernetes_validate.ValidationError, match="terminationGraceSeconds"):
         check(wrong)
@@ -137,14 +138,14 @@ def test_network_policy_lets_in_what_is_named(helm):
     assert trainers == {"from": [{"podSelector": {"matchLabels": {"role": "trainer"}}}], "ports": [{"port": "grpc"}]}
     assert [port["port"] for port in prometheus["ports"]] == ["metrics"]
     assert policy["egress"][0] == {"to": [{"podSelector": labels}]}
-    closed = the(helm.render("--set-json=networkPolicy.trainers=[]"), "NetworkPolicy")["spec"]
+    closed = the(helm.render(INSECURE, "--set-json=networkPolicy.trainers=[]"), "NetworkPolicy")["spec"]
     assert ["grpc"] not in [[port["port"] for port in rule.get("ports", [])] for rule in closed["ingress"]]
 
 
 def test_grace_period_has_room_for_the_drain(rendered, values):
     container, flags = container_of(rendered), flags_of(rendered)
     given = yaml.safe_load((CHART / "values.yaml").read_text())["seconds"]
-    if values:
+    if "--values" in values:
         given |= yaml.safe_load(values[1].read_text()).get("seconds", {})
     writes = given["drainCheckpoint"] if "--drain-checkpoint" in flags else 0
     stop = container["lifecycle"]["preStop"]["sleep"]["seconds"] + seconds(flags["--drain-timeout"]) + writes
@@ -204,9 +205,11 @@ def test_secrets_are_files_that_the_flags_name(helm):
         ("shardmlp-tokens", "token"): "--token-file",
     }
     assert "--insecure-listen-anywhere" not in flags
-    half = helm.render("--set=tls.secretName=shardmlp-tls")
-    assert "--insecure-listen-anywhere" in flags_of(half), "the server would refuse to listen"
-    assert not {"--replica-ca"} & flags_of(helm.render(*VALUES["tls"], "--set=replicas=1")).keys()
+    for less in ("tls.replicaCaSecretName=", "tls.clientCaSecretName=,tokenSecretName="):
+        flags = flags_of(helm.render(*VALUES["tls"], INSECURE, f"--set={less}"))
+        assert "--insecure-listen-anywhere" in flags, "the server would refuse to listen"
+    assert "--replica-ca" not in flags_of(helm.render(*VALUES["tls"], "--set=replicas=1"))
+    assert "--insecure-listen-anywhere" not in flags_of(helm.render(*VALUES["tls"], INSECURE)), "nothing is open"
 
 
 def test_pod_may_do_nothing_that_it_need_not(rendered):
@@ -230,11 +233,27 @@ def test_disruptions_and_nodes_are_for_these_pods(rendered):
     assert all(rule["labelSelector"] == selector and rule["maxSkew"] == 1 for rule in spread)
 
 
+def waiting(rules, **times: str):
+    """The alerts that are named, less Shardmlp, wait that long."""
+    for rule in (rule for group in rules["groups"] for rule in group["rules"]):
+        rule |= {"for": time for name, time in times.items() if rule.get("alert") == f"Shardmlp{name}"}
+    return rules
+
+
+def test_alerts_wait_as_long_as_they_are_told_to(helm):
+    rules = yaml.safe_load((ROOT / "deploy/prometheus/shardmlp.rules.yaml").read_text())
+    shown = the(helm.render(*VALUES["replicas"], "--set=seconds.load=3600"), "PrometheusRule")["spec"]
+    assert shown == waiting(rules, StepStalled="1h", ReplicaMissing=f"{3600 + 600}s")
+    times = "--set=prometheusRule.for.ShardmlpReplicaMissing=5m,prometheusRule.for.ShardmlpDown=15m"
+    shown = the(helm.render(*VALUES["replicas"], times), "PrometheusRule")["spec"]
+    assert shown == waiting(rules, ReplicaMissing="5m", Down="15m")
+
+
 def test_monitoring_is_what_deploy_has_and_behind_switches(helm, tmp_path):
     rules, dashboard = ROOT / "deploy/prometheus/shardmlp.rules.yaml", ROOT / "deploy/grafana/shardmlp.json"
-    assert not {"ServiceMonitor", "PrometheusRule", "ConfigMap"} & {kind for kind, _ in helm.render()}
-    rendered = helm.render(*WATCHED)
-    assert the(rendered, "PrometheusRule")["spec"] == yaml.safe_load(rules.read_text())
+    assert not {"ServiceMonitor", "PrometheusRule", "ConfigMap"} & {kind for kind, _ in helm.render(INSECURE)}
+    rendered = helm.render(INSECURE, *WATCHED)
+    assert the(rendered, "PrometheusRule")["spec"] == waiting(yaml.safe_load(rules.read_text()), ReplicaMissing="1200s")
     shown = the(rendered, "ConfigMap")
     assert shown["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert {name: json.loads(text) for name, text in shown["data"].items()} == {
@@ -260,35 +279,3 @@ def test_monitoring_is_what_deploy_has_and_behind_switches(helm, tmp_path):
         for source in (rules, dashboard):
             assert (CHART / "files" / source.name).resolve() == source
             assert files.extractfile(f"shardmlp/files/{source.name}").read() == source.read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        ("replicas=0", "replicas"),
-        ("memory.planGiB=16Gi", "planGiB"),
-        ("model.dtype=f8", "dtype"),
-        ("drain.seconds=5", "drain"),
-        ("seconds.exit=1", "exit"),
-        ("extraFlags={threads}", "extraFlags"),
-    ],
-)
-def test_wrong_values_are_refused_by_name(helm, wrong, named):
-    run = helm.run("template", "shardmlp", CHART, "--set", wrong)
-    assert run.returncode != 0
-    assert named in run.stderr
-
-
-def test_names_fit_whatever_the_release_is_called(helm):
-    rendered = helm.render(release="production")
-    assert ("StatefulSet", "production-shardmlp") in rendered
-    for (_, name), resource in helm.render(release="r" * 53).items():
-        assert len(name) <= 63 - len("-1234567890"), "a StatefulSet's pods have a hash of this length as a label"
-        check(resource)
-
-
-def test_trainers_are_told_what_to_name(helm):
-    run = helm.run("install", "shardmlp", CHART, "--namespace", NAMESPACE, "--dry-run=client", "--set=replicas=2")
-    assert run.returncode == 0, run.stderr
-    for rank in range(2):
-        assert f'"shardmlp-{rank}.shardmlp-peers.{NAMESPACE}.svc.cluster.local:50051"' in run.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -64,6 +65,7 @@ def test_every_panel_has_data_and_the_picture_shows_it(watched, tmp_path):
 
 def test_every_rule_finds_what_it_looks_at(watched):
     assert check_rules(watched.prometheus) == []
+    assert watched.prometheus.values("count(shardmlp:message_memory:ratio < 0.9)") == {(): 2}, "of servers at work"
 
 
 @pytest.mark.parametrize("expression", ['shardmlp_step{instance="nobody"}', "rate(shardmlp_step)", "shardmlp_stap"])
@@ -81,7 +83,7 @@ def test_the_series_of_replicas_move_as_they_work_together_and_when_one_dies(wat
     watched.servers.kill(1)
     lost = "shardmlp_replica_generations_lost_total == 1 and shardmlp_replica_members == 0"
     until(lambda: ask(lost) == {(): 1})
-    until(lambda: "ShardmlpReplicaAway" in alerts(watched.prometheus))
+    until(lambda: {"ShardmlpDown", "ShardmlpReplicaAway"} <= set(alerts(watched.prometheus)))
 
 
 def test_each_query_is_of_the_chosen_namespace_and_replica():
@@ -92,6 +94,35 @@ def test_each_query_is_of_the_chosen_namespace_and_replica():
             assert selectors and len(selectors) == len(names)
             for selector in selectors:
                 assert 'namespace=~"$namespace", instance=~"$replica"' in selector, panel["title"]
+
+
+@pytest.mark.parametrize("title", ["Attempts by outcome", "Gradients that are not finite"])
+def test_a_slow_run_is_seen_beside_a_fast_one(tmp_path, title):
+    (panel,) = [panel for panel in PANELS if panel.title == title]
+    ((expression, legend),) = panel.queries
+    series = re.search(r"shardmlp_\w+", expression)[0]
+    outcome = {"outcome": "committed"} if "outcome" in legend else {}
+    speeds = {"layers-0-15": 10, "layers-16-31": 10, "slow": 1}
+    samples = [
+        {"labels": written_labels({"namespace": "n", "instance": name} | outcome), "value": speed}
+        for name, speed in speeds.items()
+    ]
+    story = {
+        "interval": "1s",
+        "input_series": [
+            {"series": series + sample["labels"], "values": f"0+{sample['value']}x60"} for sample in samples
+        ],
+        "promql_expr_test": [{"expr": expression, "eval_time": "1m", "exp_samples": samples}],
+    }
+    (tmp_path / "panel.test.yaml").write_text(json.dumps({"evaluation_interval": "1s", "tests": [story]}))
+    command = ["promtool", "test", "rules", tmp_path / "panel.test.yaml"]
+    tested = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    assert "{{instance}}" in legend
+
+
+def written_labels(labels: dict[str, str]) -> str:
+    return "{%s}" % ", ".join(f'{name}="{value}"' for name, value in labels.items())
 
 
 def test_panels_have_places_of_their_own():

@@ -1,6 +1,9 @@
 {{/* Values that can't start, or that open more than was asked for: all of it is said at once, before anything is there. */}}
 {{- define "shardmlp.check" -}}
-{{- $wrong := concat (include "shardmlp.wrongNames" . | fromJsonArray) (include "shardmlp.wrongModel" . | fromJsonArray) (include "shardmlp.wrongSecurity" . | fromJsonArray) (include "shardmlp.wrongFlags" . | fromJsonArray) -}}
+{{- $wrong := list -}}
+{{- range list "shardmlp.wrongNames" "shardmlp.wrongModel" "shardmlp.wrongSecurity" "shardmlp.wrongFlags" -}}
+{{- $wrong = concat $wrong (include . $ | fromJsonArray) -}}
+{{- end -}}
 {{- if $wrong -}}
 {{- fail (printf "\n- %s" (join "\n- " $wrong)) -}}
 {{- end -}}
@@ -10,7 +13,9 @@
 {{- $wrong := list -}}
 {{- $name := include "shardmlp.name" . -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
-{{- $wrong = append $wrong (printf "the release %s would have Services of the name %s, which DNS does not take: call it what begins with a letter, and has letters, digits and '-' alone" .Release.Name $name) -}}
+{{- $wrong = append $wrong (printf
+      "the release %s would have Services of the name %s: that has to begin with a letter, and to have a-z, 0-9 and - alone"
+      .Release.Name $name) -}}
 {{- end -}}
 {{- range $key, $value := include "shardmlp.selector" . | fromYaml -}}
 {{- if hasKey $.Values.podLabels $key -}}
@@ -27,7 +32,9 @@
 {{- $wrong = append $wrong (printf "model.layers: %s ends before it begins" .Values.model.layers) -}}
 {{- end -}}
 {{- if ge (int .Values.stashGiB) (int .Values.memory.planGiB) -}}
-{{- $wrong = append $wrong (printf "stashGiB: %d is within memory.planGiB, %d, and leaves no room for the weights" (int .Values.stashGiB) (int .Values.memory.planGiB)) -}}
+{{- $wrong = append $wrong (printf
+      "stashGiB: %d is within memory.planGiB, %d, and leaves no room for the weights"
+      (int .Values.stashGiB) (int .Values.memory.planGiB)) -}}
 {{- end -}}
 {{- toJson $wrong -}}
 {{- end -}}
@@ -42,8 +49,8 @@
 {{- end -}}
 {{- end -}}
 {{- if not .Values.insecure -}}
-{{- range include "shardmlp.open" . | fromJsonArray -}}
-{{- $wrong = append $wrong (printf "%s. Where the network keeps others out: insecure: true" .) -}}
+{{- with include "shardmlp.open" . | fromJsonArray -}}
+{{- $wrong = append (concat $wrong .) "where that is meant, and the network keeps others out, ask for it: insecure: true" -}}
 {{- end -}}
 {{- end -}}
 {{- toJson $wrong -}}
@@ -52,7 +59,11 @@
 {{/* Of what the chart sets, extraFlags may have what nothing else goes by. */}}
 {{- define "shardmlp.wrongFlags" -}}
 {{- $wrong := list -}}
-{{- $own := list "model" "layers" "dtype" "frozen" "listen" "metrics-address" "health-listen" "insecure-listen-anywhere" "tls-cert" "tls-key" "tls-client-ca" "replica-ca" "token-file" "device" "threads" "memory-bytes" "stash-bytes" "checkpoint-dir" "drain-checkpoint" "drain-timeout" "replicas" "rank" "coordinator" "on-loss" "replica-start-timeout" "log-level" "check-config" "help" -}}
+{{- $own := list
+      "model" "layers" "dtype" "frozen" "listen" "metrics-address" "health-listen" "insecure-listen-anywhere"
+      "tls-cert" "tls-key" "tls-client-ca" "replica-ca" "token-file" "device" "threads" "memory-bytes"
+      "stash-bytes" "checkpoint-dir" "drain-checkpoint" "drain-timeout" "replicas" "rank" "coordinator"
+      "on-loss" "replica-start-timeout" "log-level" "check-config" "help" -}}
 {{- range .Values.extraFlags -}}
 {{- $flag := regexFind "[a-z0-9-]+" (trimPrefix "--" .) -}}
 {{- if has $flag $own -}}

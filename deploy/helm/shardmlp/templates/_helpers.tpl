@@ -82,7 +82,7 @@ token: {{ . }}
 {{- $open = append $open "without tls.secretName whoever sees the network reads and changes what trainers send, tokens too" -}}
 {{- end -}}
 {{- if not (or .Values.tls.clientCaSecretName .Values.tokenSecretName) -}}
-{{- $open = append $open "without tls.clientCaSecretName or tokenSecretName whoever reaches the server reads and changes the weights" -}}
+{{- $open = append $open "without tls.clientCaSecretName or tokenSecretName whoever reaches the server changes the weights" -}}
 {{- end -}}
 {{- if and (include "shardmlp.synced" .) (not .Values.tls.replicaCaSecretName) -}}
 {{- $open = append $open "without tls.replicaCaSecretName whoever reaches the replicas can take part as one" -}}
