@@ -10,7 +10,6 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 
 namespace shardmlp {
 namespace {
@@ -21,15 +20,6 @@ constexpr absl::string_view kLeave = "\x1b[?25h\x1b[?1049l";
 constexpr absl::string_view kHome = "\x1b[H";
 constexpr absl::string_view kClearLine = "\x1b[K";
 constexpr absl::string_view kClearRest = "\x1b[J";
-constexpr absl::Duration kLook = absl::Milliseconds(50);
-
-volatile std::sig_atomic_t came = 0;
-
-void SetHandler(void (*handler)(int)) {
-  struct sigaction action = {};
-  action.sa_handler = handler;
-  for (const int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
-}
 
 // Texts of others, such as a run's name, do nothing to the terminal.
 std::string Harmless(std::string line) {
@@ -56,21 +46,6 @@ void Suspend(int /*signal*/) {
 }
 
 }  // namespace
-
-EndSignals::EndSignals() {
-  came = 0;
-  SetHandler([](int) { came = 1; });
-}
-EndSignals::~EndSignals() { SetHandler(SIG_DFL); }
-
-bool EndSignals::Came() { return came != 0; }
-
-bool EndSignals::WaitUntil(absl::Time time) {
-  for (absl::Time now = absl::Now(); now < time && !Came(); now = absl::Now()) {
-    absl::SleepFor(std::min(time - now, kLook));
-  }
-  return !Came();
-}
 
 Screen::Screen() {
   struct sigaction action = {};

@@ -1,12 +1,16 @@
 #include "client/cli/stop.h"
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
+
+#include "absl/time/clock.h"
 
 namespace shardmlp {
 namespace {
 
 std::atomic<bool> signalled = false;
+constexpr absl::Duration kLook = absl::Milliseconds(50);
 static_assert(std::atomic<bool>::is_always_lock_free);
 
 }  // namespace
@@ -20,5 +24,12 @@ void NoteStopSignals() {
 }
 
 bool StopSignalled() { return signalled; }
+
+bool SleepUnlessStopped(absl::Time until) {
+  for (absl::Time now = absl::Now(); now < until && !StopSignalled(); now = absl::Now()) {
+    absl::SleepFor(std::min(until - now, kLook));
+  }
+  return !StopSignalled();
+}
 
 }  // namespace shardmlp

@@ -13,6 +13,7 @@
 #include "client/cli/activity.h"
 #include "client/cli/commands.h"
 #include "client/cli/screen.h"
+#include "client/cli/stop.h"
 #include "client/cli/top_report.h"
 #include "client/cli/window.h"
 #include "kernels/status.h"
@@ -67,8 +68,8 @@ class Display {
 }  // namespace
 
 absl::Status Top(const std::string& target, ClientOptions options, const TopOptions& top, std::ostream& out) {
-  const EndSignals signals;
-  options.interrupted = &EndSignals::Came;
+  NoteStopSignals();
+  options.interrupted = StopSignalled;
   options.retry.budget = absl::ZeroDuration();  // the next look is the next try
   SHARDMLP_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Client::Connect(target, options));
   SHARDMLP_ASSIGN_OR_RETURN(Look last, LookAt(*client));
@@ -79,9 +80,9 @@ absl::Status Top(const std::string& target, ClientOptions options, const TopOpti
   absl::Time due = last.time;
   for (int64_t shown = 0; top.count == 0 || shown < top.count; ++shown) {
     due = std::max(due + top.interval, absl::Now());
-    if (!EndSignals::WaitUntil(due)) return absl::OkStatus();
+    if (!SleepUnlessStopped(due)) return absl::OkStatus();
     absl::StatusOr<Look> look = LookAt(*client);
-    if (EndSignals::Came()) return absl::OkStatus();
+    if (StopSignalled()) return absl::OkStatus();
     report.time = look.ok() ? look->time : absl::Now();
     const bool was_reached = std::exchange(report.reached, look.status()).ok();
     if (!look.ok() || !was_reached) report.away = report.time - last.time;

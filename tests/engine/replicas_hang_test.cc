@@ -159,6 +159,7 @@ class HangTest : public ::testing::TestWithParam<OnLoss> {
   TempFolder folder_;  // of replica 2
   HandClock clock_;
   absl::Notification gate_;
+  absl::Notification stuck_;
   std::function<void()> before_sum_;  // of replica 2
   HubReplicas hub_{4, GetParam()};
   LazyDevice* device_ = nullptr;  // of replica 2
@@ -180,8 +181,12 @@ TEST_P(HangTest, ADeviceThatHangsAfterTheSumsIsLost) {
 }
 
 TEST_P(HangTest, ASumThatHangsThoughItWasAbortedHoldsUpNoGenerationThatFollows) {
-  before_sum_ = [this] { gate_.WaitForNotification(); };
+  before_sum_ = [this] {
+    if (!stuck_.HasBeenNotified()) stuck_.Notify();
+    gate_.WaitForNotification();
+  };
   const auto seals = SendAndSeal(1);
+  stuck_.WaitForNotification();
   replicas_->Kill(3);
   for (const Reply<SealResult>& seal : seals) {
     EXPECT_TRUE(Fails(seal.Wait(), absl::StatusCode::kAborted, Reason::kStepAborted, {"a replica was lost: "}));

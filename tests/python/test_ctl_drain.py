@@ -21,6 +21,7 @@ from waiting import until
 import shardmlp
 
 KEEP = ("--restore=latest", "--drain-checkpoint=drain")
+ASKED = 'grpc_server_started_total{grpc_method="Drain",grpc_service="shardmlp.v1.Operation",grpc_type="unary"}'
 QUICK = shardmlp.Timeouts(connect=2, retry=0)
 ALLOWED = ("--allow-drain", *KEEP)
 
@@ -123,6 +124,7 @@ def test_a_drain_that_takes_longer_goes_on_and_whoever_asks_again_waits_for_the_
         assert outcome.code == 4 and "has not drained in time, and goes on" in outcome.said, outcome
         assert not ready(server.target)
         again = start(server.target, "drain")
+        until(lambda: server.metric(ASKED) == 2)
         release()
     outcome = finish(again)
     assert (outcome.code, server.wait()) == (0, 0), outcome
