@@ -33,8 +33,8 @@ FAMILIES = {
         re.MULTILINE,
     )
 }
-
-del FAMILIES["shardmlp_certificate_expiry_timestamp_seconds"]  # of servers with TLS alone
+for of_tls_or_tokens in ("shardmlp_certificate_expiry_timestamp_seconds", "shardmlp_files_in_order"):
+    del FAMILIES[of_tls_or_tokens]
 
 METHODS = "Forward|Backward|OpenSession|SealStep|CommitStep|DiscardStep|GetModel|SaveCheckpoint|RestoreCheckpoint"
 USED = f'grpc_method=~"{METHODS}"'
