@@ -15,6 +15,7 @@ from panels import Panel
 
 BACKGROUND, FACE, INK, GRID = "#111217", "#181b1f", "#ccccdc", "#2c3235"
 COLOURS = ["#73bf69", "#f2cc0c", "#5794f2", "#ff9830", "#f2495c", "#b877d9", "#37872d", "#e0b400", "#1f60c4", "#fa6400"]
+LEGEND_CHARACTERS = 80  # in a line below the narrowest panel
 COLUMNS, INCHES_WIDE, INCHES_A_ROW = 24, 19, 0.42
 SIZES = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""), (1e-3, "m"), (1e-6, "µ")]
 UNITS = {"s": "s", "Bps": "B/s", "bytes": "B", "flops": "FLOP/s", "none": "", "": ""}
@@ -80,7 +81,8 @@ def _curves(axes: Axes, panel: Panel, begin: float) -> None:
             floor.update(zip(curve.times, upper, strict=True))
     axes.set_ylim(bottom=0)
     axes.margins(x=0)
-    columns = 4 if len(panel.curves) > 3 else 3
+    longest = max((len(curve.legend) for curve in panel.curves), default=1)
+    columns = max(1, min(4, LEGEND_CHARACTERS // max(longest, 1)))
     axes.legend(
         loc="upper left",
         bbox_to_anchor=(-0.08, -0.13),
