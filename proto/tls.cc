@@ -16,18 +16,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/status.h"
+#include "proto/openssl_objects.h"
 
 namespace shardmlp {
 namespace {
 
-template <auto kFree>
-struct Freed {
-  template <typename T>
-  void operator()(T* object) const {
-    kFree(object);
-  }
-};
-using Bio = std::unique_ptr<BIO, Freed<BIO_free_all>>;
 using Certificate = std::unique_ptr<X509, Freed<X509_free>>;
 using Key = std::unique_ptr<EVP_PKEY, Freed<EVP_PKEY_free>>;
 

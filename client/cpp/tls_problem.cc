@@ -16,18 +16,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "proto/openssl_objects.h"
 
 namespace shardmlp {
 namespace {
 
-template <auto kFree>
-struct Freed {
-  template <typename T>
-  void operator()(T* object) const {
-    kFree(object);
-  }
-};
-using Bio = std::unique_ptr<BIO, Freed<BIO_free_all>>;
 using Context = std::unique_ptr<SSL_CTX, Freed<SSL_CTX_free>>;
 using Tls = std::unique_ptr<SSL, Freed<SSL_free>>;
 

@@ -10,7 +10,19 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-class CoordinatorLossTest : public CoordinatorTest {};
+class CoordinatorLossTest : public CoordinatorTest {
+ protected:
+  // Generation 6 of all, of whom rank 1 alone has the last state.
+  void FormAroundRankOne() {
+    Start(3, OnLoss::kContinue);
+    for (int rank = 0; rank < 3; ++rank) Hello(rank + 1, rank);
+    Join(1);
+    Join(2, {.generation = 5, .weights_version = 100}, 5);
+    Join(3);
+    Mesh({1, 2, 3}, 6);
+    wire_.sent.clear();
+  }
+};
 
 TEST_F(CoordinatorLossTest, WaitingMeansForAllRanks) {
   Start(3, OnLoss::kWait);
@@ -59,15 +71,8 @@ TEST_F(CoordinatorLossTest, TheFirstGenerationHasAllRanksEvenWhereTheyContinue) 
 }
 
 TEST_F(CoordinatorLossTest, NobodyContinuesFromAnOlderStateThanTheLastOnes) {
-  Start(3, OnLoss::kContinue);
-  for (int rank = 0; rank < 3; ++rank) Hello(rank + 1, rank);
-  Join(1);
-  Join(2, {.generation = 5, .weights_version = 100}, 5);
-  Join(3);
-  Mesh({1, 2, 3}, 6);
-  wire_.sent.clear();
-  // Rank 1 is lost before anyone has its state.
-  Lose(2);
+  FormAroundRankOne();
+  Lose(2);  // before anyone has its state
   Join(1, {}, 6);
   Join(3, {}, 6);
   EXPECT_THAT(wire_.Take(1), ElementsAre("lost 6: rank 1 was lost: its connection ended"));
@@ -79,13 +84,7 @@ TEST_F(CoordinatorLossTest, NobodyContinuesFromAnOlderStateThanTheLastOnes) {
 }
 
 TEST_F(CoordinatorLossTest, WhereOneHasTheLastStateTheOthersMayBeBehind) {
-  Start(3, OnLoss::kContinue);
-  for (int rank = 0; rank < 3; ++rank) Hello(rank + 1, rank);
-  Join(1);
-  Join(2, {.generation = 5, .weights_version = 100}, 5);
-  Join(3);
-  Mesh({1, 2, 3}, 6);
-  wire_.sent.clear();
+  FormAroundRankOne();
   Lose(2);
   Join(1, {}, 6);
   Join(3, {.generation = 6, .weights_version = 100}, 6);
