@@ -16,9 +16,11 @@ namespace shardmlp {
 
 // f32 and bf16.
 //
-// oneDNN has two kinds of matmul. Its blocked GEMM takes sizes when it runs and is the faster for f32 results, where it
-// sums in place. For bf16 results it needs an f32 copy of the whole result, and the kernels generated for one shape are
-// the faster, but for deep sums over a b that isn't transposed. Primitives are made once and kept.
+// oneDNN has two kinds of matmul: kernels generated for one shape, and a blocked GEMM, which is the faster on products
+// with row-major weights, and the one that it takes where the number of summands is not known before it runs. Of a bf16
+// result that one needs an f32 copy. The result's shape is therefore given when a primitive is made, so that the copy's
+// memory is kept from product to product and not taken from the system for each; and wide results are computed in
+// slabs of columns, so that it is small. Primitives are made once and kept.
 class OneDnnMatMul {
  public:
   OneDnnMatMul();
@@ -47,7 +49,8 @@ class OneDnnMatMul {
 
   static Operand Describe(const ConstMatrixView& m, bool transposed);
   static Product Describe(const Gemm& gemm);
-  static Product AnySize(Product product);
+  static Product AnySummands(Product product);
+  void RunSlab(const Gemm& gemm);
 
   std::unique_ptr<Library> library_;
 };

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <dnnl.hpp>
 #include <map>
 #include <unordered_map>
@@ -10,14 +11,26 @@ namespace shardmlp {
 namespace {
 
 constexpr size_t kMaxPrimitives = 512;
-// From this many times as many summands as result columns on, the blocked GEMM's f32 copy of a bf16 result costs less
-// than the other kernels' repacking of b.
-constexpr int64_t kDeepSum = 4;
+// The f32 copy of a bf16 result that is computed at once takes about this much, so that it stays in cache ...
+constexpr int64_t kSlabBytes = int64_t{16} << 20;
+// ... unless that is fewer columns than these: a is packed anew for each slab.
+constexpr int64_t kMinSlabColumns = 1024;
 
-bool PrefersAnySize(const Gemm& gemm) {
-  if (gemm.c.dtype == DType::kF32) return true;
-  const int64_t summands = gemm.transpose_a ? gemm.a.rows : gemm.a.cols;
-  return !gemm.transpose_b && summands >= kDeepSum * gemm.c.cols;
+// How many columns of `c` are computed at once. All slabs but the last are of that width.
+int64_t SlabColumns(const MatrixView& c) {
+  if (c.dtype == DType::kF32) return c.cols;
+  const int64_t most = std::max(kMinSlabColumns, kSlabBytes / (c.rows * SizeOf(DType::kF32)));
+  constexpr int64_t kMultiple = 64;
+  const int64_t slabs = (c.cols + most - 1) / most;
+  return (c.cols + slabs * kMultiple - 1) / (slabs * kMultiple) * kMultiple;
+}
+
+Gemm Columns(const Gemm& gemm, int64_t begin, int64_t count) {
+  Gemm slab = gemm;
+  slab.b = gemm.transpose_b ? gemm.b.Rows(begin, count) : gemm.b.Cols(begin, count);
+  slab.c = gemm.c.Cols(begin, count);
+  if (!gemm.bias.empty()) slab.bias = gemm.bias.Cols(begin, count);
+  return slab;
 }
 
 }  // namespace
@@ -96,31 +109,33 @@ OneDnnMatMul::Product OneDnnMatMul::Describe(const Gemm& gemm) {
   return product;
 }
 
-OneDnnMatMul::Product OneDnnMatMul::AnySize(Product product) {
-  const auto forget = [](Operand& operand) { operand.rows = operand.cols = operand.stride = DNNL_RUNTIME_DIM_VAL; };
-  forget(product.a);
-  forget(product.b);
-  forget(product.c);
-  if (product.bias) product.bias->cols = product.bias->stride = DNNL_RUNTIME_DIM_VAL;
+OneDnnMatMul::Product OneDnnMatMul::AnySummands(Product product) {
+  product.a.cols = product.a.stride = product.b.rows = product.b.stride = DNNL_RUNTIME_DIM_VAL;
   return product;
 }
 
 absl::Status OneDnnMatMul::Run(const Gemm& gemm) {
-  const Product product = Describe(gemm);
+  const int64_t columns = SlabColumns(gemm.c);
   // dnnl.hpp reports failure by exceptions; they end here.
   try {
-    const dnnl::matmul& primitive = library_->Primitive(PrefersAnySize(gemm) ? AnySize(product) : product);
-    std::unordered_map<int, dnnl::memory> arguments = {{DNNL_ARG_SRC, library_->Argument(product.a, gemm.a.data)},
-                                                       {DNNL_ARG_WEIGHTS, library_->Argument(product.b, gemm.b.data)},
-                                                       {DNNL_ARG_DST, library_->Argument(product.c, gemm.c.data)}};
-    if (product.bias) arguments.emplace(DNNL_ARG_BIAS, library_->Argument(*product.bias, gemm.bias.data));
-    library_->Execute(primitive, arguments);
+    for (int64_t begin = 0; begin < gemm.c.cols; begin += columns) {
+      RunSlab(Columns(gemm, begin, std::min(columns, gemm.c.cols - begin)));
+    }
   } catch (const dnnl::error& error) {
     return Error(
         absl::StatusCode::kInternal, Reason::kDeviceFailed,
         absl::StrCat("oneDNN failed on ", gemm.a.ToString(), " times ", gemm.b.ToString(), ": ", error.what()));
   }
   return absl::OkStatus();
+}
+
+void OneDnnMatMul::RunSlab(const Gemm& gemm) {
+  const Product product = Describe(gemm);
+  std::unordered_map<int, dnnl::memory> arguments = {{DNNL_ARG_SRC, library_->Argument(product.a, gemm.a.data)},
+                                                     {DNNL_ARG_WEIGHTS, library_->Argument(product.b, gemm.b.data)},
+                                                     {DNNL_ARG_DST, library_->Argument(product.c, gemm.c.data)}};
+  if (product.bias) arguments.emplace(DNNL_ARG_BIAS, library_->Argument(*product.bias, gemm.bias.data));
+  library_->Execute(library_->Primitive(AnySummands(product)), arguments);
 }
 
 }  // namespace shardmlp
