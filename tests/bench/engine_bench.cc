@@ -47,9 +47,9 @@ struct Matrix {
 // One of oneDNN's own products, c [m, n] = a [m, k] b [k, n], all in one dtype.
 class Product {
  public:
-  // How the primitive is made: for these sizes, for any (another implementation), or for these with b in the layout
-  // that oneDNN likes best.
-  enum class Kind { kSized, kAnySize, kPacked };
+  // How the primitive is made: for these sizes, for any number of summands (another implementation), or for these with
+  // b in the layout that oneDNN likes best.
+  enum class Kind { kSized, kAnySummands, kPacked };
 
   Product(Backend& backend, DType dtype, int64_t m, int64_t n, int64_t k, bool transpose_b, Kind kind)
       : flops_(2.0 * static_cast<double>(m * n * k)),
@@ -61,15 +61,14 @@ class Product {
     const auto matrix = [&](int64_t rows, int64_t cols, bool transposed) {
       return dnnl::memory::desc({rows, cols}, type, transposed ? Dims{1, rows} : Dims{cols, 1});
     };
-    const auto made_for = [&](int64_t rows, int64_t cols, bool transposed) {
-      constexpr int64_t kAny = DNNL_RUNTIME_DIM_VAL;
-      if (kind != Kind::kAnySize) return matrix(rows, cols, transposed);
-      return dnnl::memory::desc({kAny, kAny}, type, transposed ? Dims{1, kAny} : Dims{kAny, 1});
-    };
-    const dnnl::memory::desc weights = kind == Kind::kPacked
-                                           ? dnnl::memory::desc({k, n}, type, dnnl::memory::format_tag::any)
-                                           : made_for(k, n, transpose_b);
-    const dnnl::matmul::primitive_desc descriptor({made_for(m, k, false), weights, made_for(m, n, false)}, engine_);
+    constexpr int64_t kAny = DNNL_RUNTIME_DIM_VAL;
+    dnnl::memory::desc left = matrix(m, k, false), right = matrix(k, n, transpose_b);
+    if (kind == Kind::kPacked) right = dnnl::memory::desc({k, n}, type, dnnl::memory::format_tag::any);
+    if (kind == Kind::kAnySummands) {
+      left = dnnl::memory::desc({m, kAny}, type, Dims{kAny, 1});
+      right = dnnl::memory::desc({kAny, n}, type, transpose_b ? Dims{1, kAny} : Dims{kAny, 1});
+    }
+    const dnnl::matmul::primitive_desc descriptor({left, right, matrix(m, n, false)}, engine_);
     matmul_ = dnnl::matmul(descriptor);
     dnnl::memory b(matrix(k, n, transpose_b), engine_, b_.view.data);
     if (kind == Kind::kPacked) {
@@ -146,8 +145,19 @@ class Subject {
   double elementwise_ = 0;
 };
 
-// The step's products with weights, row-major over packed: seconds over seconds, each product at the faster of its two
-// row-major implementations.
+// FLOP/s that one of `backend`'s products keeps up over kReferenceSeconds.
+double BackendRate(Backend& backend, DType dtype, int64_t m, int64_t n, int64_t k, bool transpose_b) {
+  const Matrix a(backend, m, k, dtype), b(backend, transpose_b ? n : k, transpose_b ? k : n, dtype),
+      c(backend, m, n, dtype);
+  const auto start = std::chrono::steady_clock::now();
+  int count = 0;
+  for (; SecondsSince(start) < kReferenceSeconds; ++count) {
+    Require(backend.MatMul({.a = a.view, .b = b.view, .c = c.view, .transpose_b = transpose_b}));
+  }
+  return 2.0 * static_cast<double>(m * n * k) * count / SecondsSince(start);
+}
+
+// The step's products with weights: the seconds that the backend takes over those with packed weights.
 double PackingGain(Backend& backend, DType dtype, int64_t rows, int64_t hidden, int64_t intermediate, int rounds) {
   struct Shape {
     int64_t n, k;
@@ -160,16 +170,15 @@ double PackingGain(Backend& backend, DType dtype, int64_t rows, int64_t hidden, 
                              Shape{intermediate, hidden, false, 1},       // dA
                              Shape{hidden, 2 * intermediate, false, 1}})  // dX
   {
-    std::vector<double> rates[3];
+    std::vector<double> row_major, packed;
     for (int round = 0; round < rounds; ++round) {
-      for (const auto kind : {Product::Kind::kSized, Product::Kind::kAnySize, Product::Kind::kPacked}) {
-        Product product(backend, dtype, rows, shape.n, shape.k, shape.transpose_b, kind);
-        rates[static_cast<int>(kind)].push_back(product.Rate());
-      }
+      row_major.push_back(BackendRate(backend, dtype, rows, shape.n, shape.k, shape.transpose_b));
+      packed.push_back(
+          Product(backend, dtype, rows, shape.n, shape.k, shape.transpose_b, Product::Kind::kPacked).Rate());
     }
     const double flops = shape.times * 2.0 * static_cast<double>(rows * shape.n * shape.k);
-    row_major_seconds += flops / std::max(Median(rates[0]), Median(rates[1]));
-    packed_seconds += flops / Median(rates[2]);
+    row_major_seconds += flops / Median(row_major);
+    packed_seconds += flops / Median(packed);
   }
   return row_major_seconds / packed_seconds;
 }
@@ -184,7 +193,7 @@ void Measure(const std::string& name, DType dtype, int64_t tokens, int64_t hidde
   Subject subject(*backend, config, tokens, absl::GetFlag(FLAGS_tile_rows));
   std::vector<std::unique_ptr<Product>> references;
   for (const int64_t n : {2048, 3072, 4096}) {
-    for (const auto kind : {Product::Kind::kSized, Product::Kind::kAnySize}) {
+    for (const auto kind : {Product::Kind::kSized, Product::Kind::kAnySummands}) {
       references.push_back(std::make_unique<Product>(*backend, dtype, n, n, n, false, kind));
     }
   }
