@@ -31,6 +31,12 @@ enum class Memory {
 
 enum class Stream { kCopyIn, kCompute, kCopyOut };
 
+// What a kDevice buffer of `bytes` bytes takes of the memory that Backend::Reserve took.
+inline constexpr int64_t kBufferAlignment = 256;
+constexpr int64_t BufferBytes(int64_t bytes) {
+  return (bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
+}
+
 // Move-only owner of memory from Backend::Allocate. Must not outlive its backend. 64-byte aligned, not zeroed.
 class Buffer {
  public:
@@ -107,6 +113,10 @@ class Backend {
   // Whether tiles can be computed in `dtype`.
   virtual bool Computes(DType dtype) const = 0;
 
+  // Takes `bytes` of device memory in one block, out of which Allocate gives every kDevice buffer from then on: what
+  // was planned fails here or never, and what was not is refused. Once, and before any kDevice buffer.
+  // RESOURCE_EXHAUSTED where there is not enough. Where memory is unified it only says whether there is.
+  virtual absl::Status Reserve(int64_t bytes) = 0;
   // RESOURCE_EXHAUSTED where there is not enough; `bytes` of 0 gives a null buffer. Thread-safe.
   virtual absl::StatusOr<Buffer> Allocate(Memory memory, int64_t bytes) = 0;
 

@@ -33,6 +33,10 @@ class CpuBackend final : public Backend {
 
   bool Computes(DType dtype) const override { return dtype == DType::kF64 || matmul_.Supports(dtype); }
 
+  // Keeps nothing: the system gives a page when it is first written, wherever there is one, so a block would hold no
+  // memory and nothing fragments.
+  absl::Status Reserve(int64_t bytes) override { return memory_.Allocate(Memory::kDevice, bytes).status(); }
+
   absl::StatusOr<Buffer> Allocate(Memory memory, int64_t bytes) override { return memory_.Allocate(memory, bytes); }
 
   absl::Status Copy(Stream /*stream*/, ConstMatrixView from, MatrixView to) override {

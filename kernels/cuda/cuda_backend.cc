@@ -22,7 +22,7 @@ namespace shardmlp {
 namespace {
 
 constexpr int kLeastCapability = 8;  // the first with bf16
-constexpr size_t kSpareShare = 64;   // one in so many bytes is left to what the driver rounds allocations up by
+constexpr size_t kSpareShare = 64;   // one in so many bytes is left to the driver, which loads kernels when first used
 constexpr int64_t kCublasWorkspaceBytes = int64_t{32} << 20;  // what cuBLAS recommends for the GPUs that want the most
 
 struct CudaEvent final : Event {
@@ -67,6 +67,8 @@ class CudaBackend final : public Backend {
   const DeviceInfo& device() const override { return info_; }
 
   bool Computes(DType dtype) const override { return dtype != DType::kF16; }
+
+  absl::Status Reserve(int64_t bytes) override { return memory_->Reserve(bytes); }
 
   absl::StatusOr<Buffer> Allocate(Memory memory, int64_t bytes) override { return memory_->Allocate(memory, bytes); }
 

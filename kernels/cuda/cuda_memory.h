@@ -1,22 +1,29 @@
 // Device memory and pinned host memory, counted against a limit each.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
+#include <optional>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "kernels/backend.h"
+#include "kernels/cuda/handles.h"
+#include "kernels/gaps.h"
 
 namespace shardmlp {
 
-// A buffer is an allocation of the runtime's own, with no pool between: a server takes its device memory and its lanes
-// once, when it starts, so there is nothing to save and nothing that fragments; what it takes for a tensor that is read
-// or written is pinned memory of one at a time. Thread-safe. Must outlive its buffers.
+// Device buffers are parts of one block once that is reserved, and until then allocations of the runtime's own. Pinned
+// buffers always are: a server takes its lanes once, when it starts, and what it takes for a tensor that is read or
+// written is as large as that tensor and soon gone, which no plan has. Thread-safe. Must outlive its buffers.
 class CudaMemory final : public Buffer::Owner {
  public:
   CudaMemory(int device, int64_t device_limit, int64_t staging_limit)
       : device_(device), device_bytes_{device_limit}, staging_bytes_{staging_limit} {}
 
+  // As Backend::Reserve; what is reserved is the limit from then on.
+  absl::Status Reserve(int64_t bytes);
   // RESOURCE_EXHAUSTED (OUT_OF_MEMORY), with the numbers, above the limit or where the machine has no more.
   absl::StatusOr<Buffer> Allocate(Memory memory, int64_t bytes);
   // Does not wait for work that uses the memory.
@@ -24,14 +31,23 @@ class CudaMemory final : public Buffer::Owner {
 
  private:
   struct Count {
-    const int64_t limit;
-    std::atomic<int64_t> used = 0;
+    int64_t limit;
+    int64_t used = 0;
   };
-  Count& CountOf(Memory memory) { return memory == Memory::kDevice ? device_bytes_ : staging_bytes_; }
+  Count& CountOf(Memory memory) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return memory == Memory::kDevice ? device_bytes_ : staging_bytes_;
+  }
+  // Counts `bytes` as used, if the limit lets it.
+  absl::Status Use(Memory memory, int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Buffer> TakeOfBlock(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<void*> TakeOfRuntime(Memory memory, int64_t bytes) const;
 
   const int device_;
-  Count device_bytes_;
-  Count staging_bytes_;
+  absl::Mutex mutex_;
+  Count device_bytes_ ABSL_GUARDED_BY(mutex_);
+  Count staging_bytes_ ABSL_GUARDED_BY(mutex_);
+  DeviceBlock block_ ABSL_GUARDED_BY(mutex_);
+  std::optional<Gaps> gaps_ ABSL_GUARDED_BY(mutex_);  // of the block; none where nothing is reserved
 };
 
 }  // namespace shardmlp

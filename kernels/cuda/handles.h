@@ -21,6 +21,7 @@ struct Destroy {
   }
 };
 
+using DeviceBlock = std::unique_ptr<void, Destroy<cudaFree>>;
 using StreamHandle = std::unique_ptr<std::remove_pointer_t<cudaStream_t>, Destroy<cudaStreamDestroy>>;
 using EventHandle = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, Destroy<cudaEventDestroy>>;
 using CublasHandle = std::unique_ptr<std::remove_pointer_t<cublasHandle_t>, Destroy<cublasDestroy>>;

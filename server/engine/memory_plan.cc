@@ -5,6 +5,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/status.h"
 #include "server/engine/lane.h"
+#include "server/engine/layer_tensors.h"
 #include "server/engine/ledger.h"
 #include "server/engine/tile_buffers.h"
 
@@ -69,9 +70,9 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& model, const EngineOption
   const int64_t accumulator_size = SizeOf(AccumulatorOf(model.dtype));
   const bool own_masters = model.dtype != AccumulatorOf(model.dtype);
   for (const LayerSpec& layer : model.layers) {
-    const int64_t parameters = layer.mlp.parameter_count();
-    const int64_t sums = Product(parameters, accumulator_size);
-    plan.weights_bytes = Sum(plan.weights_bytes, Product(parameters, size));
+    const int64_t elements = LayerTensors::ElementCount(layer.mlp);
+    const int64_t sums = Product(elements, accumulator_size);
+    plan.weights_bytes = Sum(plan.weights_bytes, Product(elements, size));
     if (options.frozen) continue;
     plan.gradients_bytes = Sum(plan.gradients_bytes, sums);
     if (own_masters) plan.master_weights_bytes = Sum(plan.master_weights_bytes, sums);
@@ -86,9 +87,10 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& model, const EngineOption
                  absl::StrFormat("a workspace of %d bytes holds no tile: one row takes %d bytes",
                                  options.workspace_bytes, tiles * TileBuffers::Bytes(model.layers, 1)));
   }
-  plan.workspace_bytes = tiles * TileBuffers::Bytes(model.layers, plan.tile_row_count);
+  plan.workspace_bytes = tiles * TileBuffers::ReservedBytes(model.layers, plan.tile_row_count);
+  if (!device.unified_memory) plan.workspace_bytes = Sum(plan.workspace_bytes, kBounceBytes);
   plan.staging_bytes = Product(options.max_call_count, LaneSize(model.layers, plan.tile_row_count).bytes());
-  plan.stash_bytes = options.stash_bytes;
+  plan.stash_bytes = BufferBytes(options.stash_bytes);
   plan.ledger_bytes = options.frozen ? 0 : Ledger::kMaxBytes;
   return plan;
 }

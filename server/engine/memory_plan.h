@@ -12,15 +12,20 @@
 
 namespace shardmlp {
 
+// What replicas exchange through, a part at a time, where their network takes other memory than what they exchange lies
+// in. Of the device it is in the plan.
+inline constexpr int64_t kBounceBytes = int64_t{16} << 20;
+
+// Of the device's memory a buffer takes multiples of 256 bytes (BufferBytes), which are counted.
 struct MemoryPlan {
   int64_t weights_bytes = 0;
   int64_t gradients_bytes = 0;
   int64_t master_weights_bytes = 0;  // 0 where the weights are their own masters (f32, f64)
   int64_t optimizer_bytes = 0;
-  int64_t workspace_bytes = 0;
-  int64_t staging_bytes = 0;  // host memory: a lane for each call that may be open
-  int64_t ledger_bytes = 0;   // host memory: of the tiles that one step may count
-  int64_t stash_bytes = 0;    // device memory: of what forwards keep for their backward
+  int64_t workspace_bytes = 0;  // the tiles in flight, and kBounceBytes where the device has memory of its own
+  int64_t staging_bytes = 0;    // host memory: a lane for each call that may be open
+  int64_t ledger_bytes = 0;     // host memory: of the tiles that one step may count
+  int64_t stash_bytes = 0;      // device memory: of what forwards keep for their backward
   int64_t tile_row_count = 0;
 
   // Sums, as every product above, stay at the largest int64 where they would go beyond it.

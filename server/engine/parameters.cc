@@ -7,47 +7,6 @@
 #include "kernels/status.h"
 
 namespace shardmlp {
-namespace {
-
-constexpr int64_t kAlignment = 64;
-
-int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-}  // namespace
-
-absl::StatusOr<LayerTensors> LayerTensors::Allocate(Backend& backend, const MlpConfig& mlp, DType dtype) {
-  struct Shape {
-    MatrixView MlpTensors::*view;
-    int64_t rows;
-    int64_t cols;
-  };
-  const Shape shapes[] = {
-      {&MlpTensors::gate_up, mlp.gate_up_size(), mlp.hidden_size},
-      {&MlpTensors::gate_up_bias, mlp.gate_up_bias ? 1 : 0, mlp.gate_up_size()},
-      {&MlpTensors::down, mlp.output_size, mlp.intermediate_size},
-      {&MlpTensors::down_bias, mlp.down_bias ? 1 : 0, mlp.output_size},
-  };
-  int64_t bytes = 0;
-  for (const Shape& shape : shapes) bytes += Aligned(shape.rows * shape.cols * SizeOf(dtype));
-  LayerTensors tensors;
-  SHARDMLP_ASSIGN_OR_RETURN(tensors.buffer, backend.Allocate(Memory::kDevice, bytes));
-  char* next = static_cast<char*>(tensors.buffer.data());
-  for (const Shape& shape : shapes) {
-    if (shape.rows == 0) continue;
-    tensors.views.*shape.view = MatrixView(next, shape.rows, shape.cols, dtype);
-    next += Aligned(shape.rows * shape.cols * SizeOf(dtype));
-  }
-  return tensors;
-}
-
-std::vector<MatrixView> LayerTensors::matrices() const {
-  std::vector<MatrixView> matrices;
-  for (const MatrixView& view : {views.gate_up, views.gate_up_bias, views.down, views.down_bias}) {
-    if (!view.empty()) matrices.push_back(view);
-  }
-  return matrices;
-}
-
 absl::StatusOr<std::unique_ptr<Parameters>> Parameters::Create(Backend& backend, const ModelSpec& model, bool frozen,
                                                                const ModelFolder& folder) {
   std::unique_ptr<Parameters> parameters(new Parameters(backend, model, frozen));

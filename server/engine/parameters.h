@@ -13,22 +13,12 @@
 #include "kernels/backend.h"
 #include "kernels/mlp.h"
 #include "kernels/optimizer.h"
+#include "server/engine/layer_tensors.h"
 #include "server/model/checkpoint.h"
 #include "server/model/model_folder.h"
 #include "server/model/model_spec.h"
 
 namespace shardmlp {
-
-// The four tensors of one layer in one buffer, in one dtype.
-struct LayerTensors {
-  Buffer buffer;
-  MlpTensors views;  // absent ones empty
-
-  // Those of the four that the layer has; none where nothing is allocated.
-  std::vector<MatrixView> matrices() const;
-
-  static absl::StatusOr<LayerTensors> Allocate(Backend& backend, const MlpConfig& mlp, DType dtype);
-};
 
 // For the device thread alone, but for weights(), gradients(), all_gradients() and state(), whose views are constant
 // after construction.

@@ -10,11 +10,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/status.h"
+#include "server/engine/memory_plan.h"
 
 namespace shardmlp {
 namespace {
 
-constexpr int64_t kBounceBytes = int64_t{16} << 20;
 constexpr size_t kFacts = 5;  // ahead of the checksums in a row
 
 // Numbers that a double holds whole.

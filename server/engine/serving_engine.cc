@@ -62,6 +62,7 @@ ServingEngine::~ServingEngine() { Shutdown(); }
 
 absl::Status ServingEngine::Start(const ModelFolder& folder) {
   const int depth = TilesInFlight(backend_->device());
+  SHARDMLP_RETURN_IF_ERROR(Annotate(backend_->Reserve(plan_.device_bytes()), "the memory plan does not fit"));
   SHARDMLP_ASSIGN_OR_RETURN(parameters_, Parameters::Create(*backend_, model_, options_.frozen, folder));
   SHARDMLP_ASSIGN_OR_RETURN(
       compute_, TileCompute::Create(*backend_, model_, *parameters_, metrics_, plan_.tile_row_count, depth));

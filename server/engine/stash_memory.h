@@ -2,20 +2,20 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "kernels/backend.h"
+#include "kernels/gaps.h"
 
 namespace shardmlp {
 
 // Thread-safe. Keeps the backend alive, since a piece may be given back after the engine is gone.
 class StashMemory : public std::enable_shared_from_this<StashMemory> {
  public:
-  enum class End { kFront, kBack };
+  using End = Gaps::End;
 
   // Allocates `bytes` (0: none), of which readers may have `reader_bytes` at once, or fails as the backend does.
   static absl::StatusOr<std::shared_ptr<StashMemory>> Create(std::shared_ptr<Backend> backend, int64_t bytes,
@@ -42,7 +42,7 @@ class StashMemory : public std::enable_shared_from_this<StashMemory> {
   const Buffer buffer_;
   const int64_t reader_bytes_;
   mutable absl::Mutex mutex_;
-  std::map<int64_t, int64_t> gaps_ ABSL_GUARDED_BY(mutex_);  // where each begins, and its bytes; no two touch
+  Gaps gaps_ ABSL_GUARDED_BY(mutex_);
   int64_t lent_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t readers_lent_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of those
 };

@@ -20,6 +20,10 @@ class TileBuffers {
   static int64_t Bytes(const std::vector<LayerSpec>& layers, int64_t rows) {
     return WorkspaceBytes(layers, rows) + RowsBytes(layers, rows);
   }
+  // What they take of the memory that is reserved.
+  static int64_t ReservedBytes(const std::vector<LayerSpec>& layers, int64_t rows) {
+    return BufferBytes(WorkspaceBytes(layers, rows)) + BufferBytes(RowsBytes(layers, rows));
+  }
   // Most rows that `bytes` hold, rounded down to a multiple of 64 where that leaves any.
   static int64_t Rows(const std::vector<LayerSpec>& layers, int64_t bytes) {
     const int64_t rows = bytes / Bytes(layers, 1);

@@ -8,10 +8,16 @@
 namespace shardmlp::testing {
 namespace {
 
-BackendFactory Emulated(const std::string& name, uint64_t seed) {
-  return {name, [seed] {
+// `reserved_bytes`: of which buffers are parts; 0: each is an allocation of its own, at whose end a kernel that goes on
+// is seen.
+BackendFactory Emulated(const std::string& name, uint64_t seed, int64_t reserved_bytes) {
+  return {name, [=] {
             emulation::SetSeed(seed);
-            return MakeCudaBackend({.device = 1}).value();
+            auto backend = MakeCudaBackend({.device = 1}).value();
+            if (reserved_bytes > 0) {
+              EXPECT_TRUE(backend->Reserve(reserved_bytes).ok());
+            }
+            return backend;
           }};
 }
 
@@ -28,6 +34,9 @@ class NoFaults : public ::testing::Environment {
 
 }  // namespace
 
-std::vector<BackendFactory> Backends() { return {Emulated("cuda_emulated", 1), Emulated("cuda_emulated_late", 0)}; }
+std::vector<BackendFactory> Backends() {
+  return {Emulated("cuda_emulated", 1, 0), Emulated("cuda_emulated_late", 0, 0),
+          Emulated("cuda_emulated_reserved", 2, int64_t{64} << 20)};
+}
 
 }  // namespace shardmlp::testing

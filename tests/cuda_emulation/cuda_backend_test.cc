@@ -3,8 +3,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -21,15 +23,13 @@ namespace {
 
 using ::testing::HasSubstr;
 
-using DeviceMemory = std::unique_ptr<void, Destroy<cudaFree>>;
-
 // Whatever is free on the current device, less `bytes`.
-DeviceMemory TakeAllBut(size_t bytes) {
+DeviceBlock TakeAllBut(size_t bytes) {
   size_t free_bytes = 0, total_bytes = 0;
   EXPECT_EQ(cudaMemGetInfo(&free_bytes, &total_bytes), cudaSuccess);
   void* data = nullptr;
   EXPECT_EQ(cudaMalloc(&data, free_bytes - bytes), cudaSuccess);
-  return DeviceMemory(data);
+  return DeviceBlock(data);
 }
 
 class CudaBackendTest : public ::testing::Test {
@@ -77,19 +77,67 @@ TEST_F(CudaBackendTest, CountsEachMemoryAgainstItsOwnLimit) {
   EXPECT_TRUE(backend->Allocate(Memory::kDevice, 1000).ok());
 }
 
+// 256 bytes each: whatever has been given back, what was planned fits.
+TEST_F(CudaBackendTest, WhatIsReservedIsGivenOutInOneBlock) {
+  const auto backend = MakeCudaBackend({.memory_bytes = 5000}).value();
+  const int64_t objects = emulation::live_object_count();
+  ASSERT_TRUE(backend->Reserve(4 * 256 + 512).ok());
+  std::vector<Buffer> buffers;
+  for (const int64_t bytes : {256, 1, 300, 255, 100}) {
+    buffers.push_back(backend->Allocate(Memory::kDevice, bytes).value());
+    EXPECT_EQ(buffers.back().bytes(), bytes);
+  }
+  EXPECT_EQ(emulation::live_object_count(), objects + 1);
+  const auto* const begin = static_cast<char*>(buffers[0].data());
+  for (const auto& [n, offset] : {std::pair(1, 256), {2, 512}, {3, 1024}, {4, 1280}}) {
+    EXPECT_EQ(static_cast<char*>(buffers[static_cast<size_t>(n)].data()) - begin, offset);
+  }
+  const absl::Status status = backend->Allocate(Memory::kDevice, 1).status();
+  EXPECT_EQ(ReasonOf(status), Reason::kOutOfMemory);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("256 bytes of device memory: 1536 of 1536 bytes are in use"));
+  EXPECT_EQ(ReasonOf(backend->Allocate(Memory::kDevice, std::numeric_limits<int64_t>::max()).status()),
+            Reason::kOutOfMemory);
+  EXPECT_TRUE(backend->Allocate(Memory::kStaging, 5000).ok()) << "which is of another memory";
+  // One that comes and goes finds its place again; two gaps that don't touch are not one.
+  for (int i = 0; i < 3; ++i) {
+    const void* const place = buffers[2].data();
+    buffers[2] = Buffer();
+    buffers[2] = backend->Allocate(Memory::kDevice, 400).value();
+    EXPECT_EQ(buffers[2].data(), place);
+  }
+  buffers[1] = Buffer();
+  buffers[3] = Buffer();
+  EXPECT_THAT(std::string(backend->Allocate(Memory::kDevice, 512).status().message()),
+              HasSubstr("1024 of 1536 bytes are in use, and the largest gap has 256"));
+  buffers.clear();
+  EXPECT_TRUE(backend->Allocate(Memory::kDevice, 1536).ok());
+}
+
+TEST_F(CudaBackendTest, MemoryIsReservedOnceAndBeforeAnyIsUsed) {
+  const auto backend = MakeCudaBackend({.memory_bytes = 1000}).value();
+  EXPECT_EQ(ReasonOf(backend->Reserve(1001)), Reason::kOutOfMemory);
+  EXPECT_EQ(backend->Reserve(-1).code(), absl::StatusCode::kInvalidArgument);
+  {
+    const Buffer early = backend->Allocate(Memory::kDevice, 1).value();
+    EXPECT_THAT(std::string(backend->Reserve(256).message()), HasSubstr("1 of 1000 bytes are in use"));
+  }
+  EXPECT_TRUE(backend->Reserve(256).ok());
+  EXPECT_EQ(backend->Reserve(256).code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST_F(CudaBackendTest, ItsOwnMemoryIsNotPromised) {
   const auto first = MakeCudaBackend().value();
   EXPECT_LT(first->device().memory_bytes, emulation::kDeviceBytes);
   const Buffer all = first->Allocate(Memory::kDevice, first->device().memory_bytes).value();
   EXPECT_EQ(ReasonOf(first->Allocate(Memory::kDevice, 1).status()), Reason::kOutOfMemory);
-  const DeviceMemory rest = TakeAllBut(0);
+  const DeviceBlock rest = TakeAllBut(0);
   EXPECT_EQ(ReasonOf(MakeCudaBackend().status()), Reason::kOutOfMemory) << "the device's own refusal";
 }
 
 // The runtime keeps a thread's last error, and gives it to whoever asks next.
 TEST_F(CudaBackendTest, WhatWasRefusedIsNotTakenForAFailureOfTheNextLaunch) {
   const auto backend = MakeCudaBackend().value();
-  const DeviceMemory rest = TakeAllBut(1 << 20);
+  const DeviceBlock rest = TakeAllBut(1 << 20);
   EXPECT_FALSE(MakeCudaBackend().ok());
   const DeviceMatrix a(*backend, Dense(2, 2, 3), DType::kF32), b(*backend, 2, 2, DType::kF64);
   EXPECT_TRUE(backend->Copy(Stream::kCompute, a.view(), b.view()).ok());

@@ -24,6 +24,18 @@ std::unique_ptr<Backend> Emulated(uint64_t seed) {
   return MakeCudaBackend({.device = 1}).value();
 }
 
+// Each buffer is an allocation of its own, so that the emulation sees what goes beyond it or comes after it was given
+// back, as it can't within the block that the engine reserves.
+class ApartBackend : public ForwardingBackend {
+ public:
+  explicit ApartBackend(std::unique_ptr<Backend> backend) : ForwardingBackend(*backend), backend_(std::move(backend)) {}
+
+  absl::Status Reserve(int64_t /*bytes*/) override { return absl::OkStatus(); }
+
+ private:
+  const std::unique_ptr<Backend> backend_;
+};
+
 class EmulatedEngineTest : public ::testing::Test {
  protected:
   ~EmulatedEngineTest() override {
@@ -37,17 +49,16 @@ class EmulatedEngineTest : public ::testing::Test {
 };
 
 // Leaves out the n-th of the waits of one stream for another, in turn.
-class ForgetfulBackend final : public ForwardingBackend {
+class ForgetfulBackend final : public ApartBackend {
  public:
   ForgetfulBackend(std::unique_ptr<Backend> backend, int forgotten)
-      : ForwardingBackend(*backend), backend_(std::move(backend)), forgotten_(forgotten) {}
+      : ApartBackend(std::move(backend)), forgotten_(forgotten) {}
 
   absl::Status Wait(Stream stream, const Event& event) override {
     return waits_++ % 2 == forgotten_ ? absl::OkStatus() : ForwardingBackend::Wait(stream, event);
   }
 
  private:
-  const std::unique_ptr<Backend> backend_;
   const int forgotten_;
   int waits_ = 0;
 };
@@ -80,6 +91,44 @@ TEST_F(EmulatedEngineTest, AWaitThatIsLeftOutIsSeen) {
   }
 }
 
+// What the engine takes of the device is one block, of the plan's size, and all goes back.
+TEST_F(EmulatedEngineTest, TheDevicesMemoryIsTakenOnceAsPlanned) {
+  const auto free_bytes = [] {
+    size_t free = 0, total = 0;
+    cudaSetDevice(1);
+    EXPECT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+    return static_cast<int64_t>(free);
+  };
+  auto backend = Emulated(1);
+  const int64_t before = free_bytes();
+  {
+    EngineOptions options = TilesOf(16, model_);
+    options.stash_bytes = 1000;
+    const TestEngine engine(model_, options, std::move(backend));
+    EXPECT_EQ(before - free_bytes(), engine->memory_plan().device_bytes());
+    Trainer trainer(*engine);
+    trainer.Backward(0, x_, dy_);
+    EXPECT_EQ(before - free_bytes(), engine->memory_plan().device_bytes());
+  }
+  EXPECT_GE(free_bytes(), before) << "with the backend's own";
+}
+
+// Another process took what the device had when the plan was made.
+TEST_F(EmulatedEngineTest, APlanThatTheDeviceHasNoMemoryForFailsAtTheStart) {
+  auto backend = Emulated(1);
+  size_t free = 0, total = 0;
+  cudaSetDevice(1);
+  ASSERT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+  void* data = nullptr;
+  ASSERT_EQ(cudaMalloc(&data, free - (1 << 20)), cudaSuccess);
+  const DeviceBlock others(data);
+  Metrics metrics;
+  const auto engine =
+      Engine::Create(TilesOf(16, model_), std::move(backend), model_, MakeLocalReplicas(), nullptr, metrics);
+  EXPECT_TRUE(Fails(engine, absl::StatusCode::kResourceExhausted, Reason::kOutOfMemory,
+                    {"the memory plan does not fit", "cudaMalloc"}));
+}
+
 // Writes where there is no memory.
 struct Stray {
   void operator()(int64_t /*row*/, int64_t /*unit*/) const { *address = 1; }
@@ -105,9 +154,11 @@ TEST_F(EmulatedEngineTest, AFailureOfTheDeviceEndsHealth) {
 }  // namespace
 
 std::vector<BackendFactory> Backends() {
-  std::vector<BackendFactory> backends = {{"cuda_emulated_late", [] { return Emulated(0); }}};
-  for (uint64_t seed = 1; seed <= 3; ++seed) {
-    backends.push_back({"cuda_emulated_" + std::to_string(seed), [seed] { return Emulated(seed); }});
+  std::vector<BackendFactory> backends = {{"cuda_emulated_late", [] { return Emulated(0); }},
+                                          {"cuda_emulated_1", [] { return Emulated(1); }}};
+  for (uint64_t seed = 0; seed <= 3; ++seed) {
+    backends.push_back({"cuda_emulated_apart_" + std::to_string(seed),
+                        [seed] { return std::make_unique<ApartBackend>(Emulated(seed)); }});
   }
   return backends;
 }

@@ -13,17 +13,26 @@ LazyDevice::LazyDevice(int64_t memory_bytes)
     : cpu_(MakeCpuBackend({.threads = 1}).value()),
       info_{"lazy", memory_bytes, /*unified_memory=*/false, int64_t{1} << 40} {}
 
+absl::Status LazyDevice::Reserve(int64_t bytes) {
+  reserved_ = bytes;
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Buffer> LazyDevice::Allocate(Memory memory, int64_t bytes) {
   if (bytes == 0) return Buffer();
   SHARDMLP_ASSIGN_OR_RETURN(Buffer buffer, cpu_->Allocate(memory, bytes));
   void* const data = buffer.data();
   std::memset(data, 0xff, static_cast<size_t>(bytes));
   ++allocations_;
+  const int64_t counted = memory == Memory::kDevice ? BufferBytes(bytes) : bytes;
   absl::MutexLock lock(&mutex_);
+  if (memory == Memory::kDevice && counted > reserved_ - device_bytes_) {
+    return absl::ResourceExhaustedError("more device memory than was reserved");
+  }
   buffers_[data] = std::move(buffer);
   int64_t& now = memory == Memory::kDevice ? device_bytes_ : staging_bytes_;
   std::atomic<int64_t>& peak = memory == Memory::kDevice ? peak_device_ : peak_staging_;
-  now += bytes;
+  now += counted;
   peak = std::max<int64_t>(peak, now);
   return Buffer(this, data, bytes, memory);
 }
@@ -31,7 +40,7 @@ absl::StatusOr<Buffer> LazyDevice::Allocate(Memory memory, int64_t bytes) {
 void LazyDevice::Free(void* data, int64_t bytes, Memory memory) {
   absl::MutexLock lock(&mutex_);
   buffers_.erase(data);
-  (memory == Memory::kDevice ? device_bytes_ : staging_bytes_) -= bytes;
+  (memory == Memory::kDevice ? device_bytes_ -= BufferBytes(bytes) : staging_bytes_ -= bytes);
 }
 
 absl::Status LazyDevice::Enqueue(Stream stream, Work work) {

@@ -28,6 +28,8 @@ class LazyDevice final : public Backend, private Buffer::Owner {
 
   // The most that was allocated at once.
   int64_t peak_bytes(Memory memory) const { return memory == Memory::kDevice ? peak_device_ : peak_staging_; }
+  // What was reserved of it: no more is given out.
+  int64_t reserved_bytes() const { return reserved_; }
   // Buffers that were given out so far.
   int64_t allocation_count() const { return allocations_; }
   // All work that has not run yet fails.
@@ -44,6 +46,7 @@ class LazyDevice final : public Backend, private Buffer::Owner {
 
   const DeviceInfo& device() const override { return info_; }
   bool Computes(DType dtype) const override { return cpu_->Computes(dtype); }
+  absl::Status Reserve(int64_t bytes) override;
   absl::StatusOr<Buffer> Allocate(Memory memory, int64_t bytes) override;
   absl::Status Copy(Stream stream, ConstMatrixView from, MatrixView to) override;
   absl::Status Zero(Stream stream, MatrixView m) override;
@@ -97,6 +100,7 @@ class LazyDevice final : public Backend, private Buffer::Owner {
   Before before_squares_;  // so too
   int64_t device_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t staging_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::atomic<int64_t> reserved_ = int64_t{1} << 40;
   std::atomic<int64_t> peak_device_ = 0;
   std::atomic<int64_t> peak_staging_ = 0;
   std::atomic<int64_t> allocations_ = 0;

@@ -40,6 +40,14 @@ TEST(CpuBackendTest, CountsWhatItGaveOutAgainstItsLimit) {
   EXPECT_TRUE(backend->Allocate(Memory::kStaging, 1000).ok());
 }
 
+TEST(CpuBackendTest, WhatIsReservedIsNotTaken) {
+  const std::unique_ptr<Backend> backend = MakeCpuBackend({.memory_bytes = 1000}).value();
+  EXPECT_TRUE(backend->Reserve(1000).ok());
+  EXPECT_TRUE(backend->Allocate(Memory::kStaging, 1000).ok());
+  const Buffer used = backend->Allocate(Memory::kDevice, 1).value();
+  EXPECT_EQ(ReasonOf(backend->Reserve(1000)), Reason::kOutOfMemory);
+}
+
 TEST(CpuBackendTest, FindsTheMachinesMemoryByItself) {
   const std::unique_ptr<Backend> backend = MakeCpuBackend().value();
   EXPECT_GT(backend->device().memory_bytes, int64_t{64} << 20);

@@ -14,6 +14,7 @@ class ForwardingBackend : public Backend {
 
   const DeviceInfo& device() const override { return backend_.device(); }
   bool Computes(DType dtype) const override { return backend_.Computes(dtype); }
+  absl::Status Reserve(int64_t bytes) override { return backend_.Reserve(bytes); }
   absl::StatusOr<Buffer> Allocate(Memory memory, int64_t bytes) override { return backend_.Allocate(memory, bytes); }
   absl::Status Copy(Stream stream, ConstMatrixView from, MatrixView to) override {
     return backend_.Copy(stream, from, to);

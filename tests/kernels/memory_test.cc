@@ -67,6 +67,11 @@ TEST_P(MemoryTest, BuffersAreAlignedAndComeBack) {
   EXPECT_EQ(none.data(), nullptr);
 }
 
+TEST_P(MemoryTest, MoreThanTheDeviceHasCantBeReserved) {
+  const absl::Status status = backend().Reserve(backend().device().memory_bytes + 1);
+  EXPECT_FALSE(status.ok()) << "nor more than once";
+}
+
 TEST_P(MemoryTest, MoreThanTheDeviceHasIsRefusedWithTheNumbers) {
   const int64_t bytes = backend().device().memory_bytes + 1;
   const absl::Status status = backend().Allocate(Memory::kDevice, bytes).status();
