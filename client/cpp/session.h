@@ -55,6 +55,7 @@ struct SealedStep {
 struct ClientParameterGroup {
   std::vector<std::string> tensors;  // from ServedModel::tensors; the groups hold each exactly once
   Hyperparameters hyperparameters;
+  friend bool operator==(const ClientParameterGroup&, const ClientParameterGroup&) = default;
 };
 
 struct CommitOptions {

@@ -117,6 +117,8 @@ TEST_P(LostReplicaTest, OnceTheCommitIsAtOneOfThree) {
   const Reply<StepPosition> first = trainers_[0]->StartCommit(commit);
   replicas_->DeliverUntilStep(0, 2);
   replicas_->Kill(2);
+  replicas_->hub().Cut(1);  // what was on the way there is lost
+  replicas_->hub().Mend(1);
   EXPECT_FALSE(first.answered()) << "the others don't have it";
   const Reply<StepPosition> again = trainers_[0]->StartCommit(commit);
   replicas_->hub().Release();
@@ -254,7 +256,7 @@ TEST_F(ReplacedReplicaTest, ASealThatWaitsTooLongForAReplicaSaysSo) {
   const Reply<SealResult> seal = trainers[0]->StartSeal();
   clock.Advance(absl::Milliseconds(40));
   EXPECT_TRUE(Fails(seal.Wait(), absl::StatusCode::kUnavailable, Reason::kReplicaMissing,
-                    {"missing: replicas: rank 1; rank 1 was lost"}));
+                    {"missing: replicas: rank 1 of 2 missing", "rank 1 was lost"}));
   replicas.Start(1);
   EXPECT_TRUE(Succeeds(trainers[0]->Seal())) << "sent again";
 }

@@ -1,8 +1,9 @@
 #include "tests/sync/hub_replicas.h"
 
-#include <algorithm>
 #include <deque>
 #include <functional>
+#include <map>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -10,88 +11,92 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "server/sync/rendezvous/coordinator.h"
+#include "server/sync/rendezvous/messages.h"
 #include "tests/sync/hub_group.h"
 
 namespace shardmlp::testing {
 
-class HubReplicas::Hub {
+class HubReplicas::Hub final : private Coordinator::Carrier {
  public:
   Hub(int size, OnLoss on_loss) : on_loss_(on_loss), seats_(size) {}
 
   int size() const { return static_cast<int>(seats_.size()); }
 
   int64_t Start(int rank) {
-    End(rank, -1, absl::UnavailableError(absl::StrCat("rank ", rank, " was started again")));
-    absl::MutexLock lock(&mutex_);
-    Seat& seat = seats_[rank];
-    Seat started;
-    started.cut = seat.cut;
-    started.incarnation = seat.incarnation + 1;
-    started.alive = true;
-    seat = std::move(started);
-    return seat.incarnation;
+    End(rank, -1, std::nullopt);
+    {
+      absl::MutexLock lock(&mutex_);
+      Seat& seat = seats_[rank];
+      Seat started;
+      started.cut = seat.cut;
+      started.incarnation = seat.incarnation + 1;
+      started.alive = true;
+      seat = std::move(started);
+      if (rank == 0) {
+        coordinator_.emplace(HelloOf(0), on_loss_, absl::InfiniteDuration(), static_cast<Carrier&>(*this));
+        for (int other = 1; other < size(); ++other) Connect(other);
+        Work();
+      }
+    }
+    Pump();
+    return incarnation(rank);
   }
 
   void Join(int rank, int64_t incarnation, const ReplicaState& state, ReplicaObserver& observer) {
-    {
-      absl::MutexLock lock(&mutex_);
-      Seat& seat = seats_[rank];
-      if (!IsAlive(seat, incarnation)) return;
+    Do(rank, incarnation, [&](Seat& seat) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      if (seat.phase != Phase::kIdle && seat.phase != Phase::kLost) return;
+      seat.phase = Phase::kJoins;
       seat.observer = &observer;
       seat.state = state;
-      seat.joining = true;
-      Settle();
-    }
-    Pump();
+      if (seat.connection == 0) return Connect(rank);
+      SayJoin(seat);
+    });
   }
 
   void Propose(int rank, int64_t incarnation, int64_t generation, std::string message) {
-    {
-      absl::MutexLock lock(&mutex_);
-      if (!IsAlive(seats_[rank], incarnation) || !seats_[rank].member || generation != generation_) return;
-      const int64_t index = next_index_++;
-      const auto shared = std::make_shared<std::string>(std::move(message));
-      ForMembers([&](Seat& seat) {
-        seat.calls.push_back({[=](ReplicaObserver& observer) { observer.Agreed(index, rank, *shared); }, index});
-      });
-    }
-    Pump();
+    v1::MeetRequest request;
+    request.mutable_propose()->set_generation(generation);
+    request.mutable_propose()->set_message(std::move(message));
+    SayAsMember(rank, incarnation, generation, std::move(request));
   }
 
   void Admit(int rank, int64_t incarnation, int64_t generation, bool now) {
-    {
-      absl::MutexLock lock(&mutex_);
-      if (rank != 0 || !IsAlive(seats_[rank], incarnation) || generation != generation_) return;
-      admits_ = now;
-      Settle();
-    }
-    Pump();
+    if (rank != 0) return;
+    v1::MeetRequest request;
+    request.mutable_admit()->set_generation(generation);
+    request.mutable_admit()->set_now(now);
+    SayAsMember(rank, incarnation, generation, std::move(request));
   }
 
   void Leave(int rank, int64_t incarnation, const absl::Status& why) {
-    {
-      absl::MutexLock lock(&mutex_);
-      Seat& seat = seats_[rank];
-      if (!IsAlive(seat, incarnation) || seat.joining || (seat.member && !seat.heard)) return;
-      if (seat.member) {
-        EndGeneration(absl::UnavailableError(absl::StrCat("rank ", rank, " was lost: it stopped: ", why.message())));
-      }
-      seat.was_member = seat.joining = false;
-      Settle();
-    }
-    Pump();
+    Do(rank, incarnation, [&](Seat& seat) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      if (seat.phase != Phase::kFormed && seat.phase != Phase::kLost) return;
+      if (seat.connection != 0) SayLeave(seat, why);
+      CutOff(seat, why);
+    });
   }
 
-  // Ends the part of a server; -1: of whichever has the rank. Returns after the last call of its observer.
-  void End(int rank, int64_t incarnation, const absl::Status& why) {
+  // Ends the part of a server, of whichever has the rank where `incarnation` is -1; with a word where it stops. Returns
+  // after the last call of its observer.
+  void End(int rank, int64_t incarnation, const std::optional<absl::Status>& stops) {
     {
       absl::MutexLock lock(&mutex_);
       Seat& seat = seats_[rank];
       if (!seat.alive || (incarnation >= 0 && seat.incarnation != incarnation)) return;
-      if (seat.member) EndGeneration(why);
-      seat.alive = seat.joining = false;
+      seat.alive = false;
+      if (stops.has_value() && seat.connection != 0) SayLeave(seat, *stops);
+      Work();
+      if (rank == 0) {
+        coordinator_.reset();
+        generation_ = 0;
+        for (int other = 1; other < size(); ++other) Disconnect(other);
+      }
+      Disconnect(rank);
+      Work();
+      if (seat.group != nullptr) seat.group->Abort(stops.value_or(LostError(rank)));
       seat.calls.clear();
-      Settle();
+      seat.phase = Phase::kIdle;
       const auto idle = [this, &seat] {
         mutex_.AssertReaderHeld();
         return seat.calling == std::thread::id();
@@ -105,8 +110,11 @@ class HubReplicas::Hub {
     {
       absl::MutexLock lock(&mutex_);
       seats_[rank].cut = cut;
-      if (cut && seats_[rank].member) EndGeneration(absl::UnavailableError(absl::StrCat("rank ", rank, " was lost")));
-      Settle();
+      for (int r = 1; r < size(); ++r) {
+        if (IsCut(r)) Disconnect(r);
+        if (!cut) Connect(r);
+      }
+      Work();
     }
     Pump();
   }
@@ -118,30 +126,30 @@ class HubReplicas::Hub {
 
   // The next call of one observer; of any, where rank is -1. False where there is none.
   bool Deliver(int rank) {
-    Call call;
-    ReplicaObserver* observer = nullptr;
+    std::function<void()> call;
+    Seat* called = nullptr;
     {
       absl::MutexLock lock(&mutex_);
-      for (int r = 0; r < size() && observer == nullptr; ++r) {
+      for (int r = 0; r < size() && call == nullptr; ++r) {
         Seat& seat = seats_[r];
-        if ((rank >= 0 && r != rank) || seat.calls.empty() || seat.calling != std::thread::id()) continue;
-        rank = r;
-        call = std::move(seat.calls.front());
-        seat.calls.pop_front();
-        seat.calling = std::this_thread::get_id();
-        observer = seat.observer;
-        seat.heard |= call.forms;
-        call.generation = generation_;
+        if ((rank >= 0 && r != rank) || seat.calling != std::thread::id()) continue;
+        while (call == nullptr && !seat.calls.empty()) {
+          const Call next = std::move(seat.calls.front());
+          seat.calls.pop_front();
+          call = next(seat);
+        }
+        called = &seat;
       }
+      if (call == nullptr) return false;
+      called->calling = std::this_thread::get_id();
     }
-    if (observer == nullptr) return false;
-    call.make(*observer);
+    call();
     absl::MutexLock lock(&mutex_);
-    seats_[rank].calling = std::thread::id();
-    if (call.index >= 0 && call.generation == generation_ && seats_[rank].member) {
-      seats_[rank].delivered = call.index;
-      Stabilize();
+    called->calling = std::thread::id();
+    if (const auto acknowledge = std::exchange(called->acknowledge, std::nullopt); called->phase == Phase::kFormed) {
+      if (acknowledge.has_value()) Say(*called, *acknowledge);
     }
+    Work();
     return true;
   }
 
@@ -157,134 +165,211 @@ class HubReplicas::Hub {
 
   std::string Missing() const {
     absl::MutexLock lock(&mutex_);
-    std::string missing;
-    for (int rank = 0; rank < size(); ++rank) {
-      const Seat& seat = seats_[rank];
-      if (!seat.member && (seat.cut || !seat.joining))
-        absl::StrAppend(&missing, missing.empty() ? "" : ", ", "rank ", rank);
-    }
-    return missing;
+    return coordinator_.has_value() ? coordinator_->Missing() : "rank 0 is missing";
   }
 
  private:
-  struct Call {
-    std::function<void(ReplicaObserver&)> make;
-    int64_t index = -1;       // of the message that this delivers
-    bool forms = false;       // whether it is Formed
-    int64_t generation = -1;  // when it is made
-  };
+  enum class Phase { kIdle, kJoins, kFormed, kLost };  // as its observer has heard
+  struct Seat;
+  // What a seat hears when it is its turn: the call of its observer; null where it is of no concern any more.
+  using Call = std::function<std::function<void()>(Seat&)>;
   struct Seat {
     bool cut = false;
     int64_t incarnation = 0;
     bool alive = false;
-    bool joining = false;     // has asked for a place
-    bool member = false;      // of the generation that is formed
-    bool was_member = false;  // of the last one
-    bool heard = false;       // of that generation
+    int64_t connection = 0;  // to the coordinator; 0: none
+    Phase phase = Phase::kIdle;
     ReplicaState state;
+    int64_t generation = 0;  // of kFormed; else the last that was
     ReplicaObserver* observer = nullptr;
-    std::shared_ptr<ReplicaGroup> group;
-    int64_t delivered = -1;
+    std::shared_ptr<ReplicaGroup> group;  // of the generation that forms or is formed
     std::deque<Call> calls;
-    std::thread::id calling;  // who makes a call now
+    std::optional<v1::MeetRequest> acknowledge;  // what is being delivered
+    std::thread::id calling;                     // who makes a call now
   };
 
-  static bool IsAlive(const Seat& seat, int64_t incarnation) { return seat.alive && seat.incarnation == incarnation; }
+  v1::Hello HelloOf(int rank) const {
+    v1::Hello hello;
+    hello.set_rank(rank);
+    hello.set_size(size());
+    return hello;
+  }
+
+  static absl::Status LostError(int rank) { return absl::UnavailableError(absl::StrCat("rank ", rank, " was lost")); }
 
   bool held() const {
     absl::MutexLock lock(&mutex_);
     return held_;
   }
-
-  template <typename Do>
-  void ForMembers(Do act) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    for (Seat& seat : seats_) {
-      if (seat.member) act(seat);
-    }
+  int64_t incarnation(int rank) const {
+    absl::MutexLock lock(&mutex_);
+    return seats_[rank].incarnation;
+  }
+  // Rank 0 reaches its own coordinator whatever is cut.
+  bool IsCut(int rank) const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return rank != 0 && (seats_[rank].cut || seats_[0].cut);
   }
 
-  void EndGeneration(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    ForMembers([&](Seat& seat) {
-      seat.member = false;
-      seat.group->Abort(why);
-      const bool heard_all = !seat.cut && std::none_of(seat.calls.begin(), seat.calls.end(),
-                                                       [](const Call& call) { return call.index >= 0; });
-      seat.calls.clear();
-      // Who has not heard of it waits as before.
-      seat.joining = !seat.heard;
-      if (seat.heard) seat.calls.push_back({[=](ReplicaObserver& observer) { observer.Lost(why, heard_all); }});
+  // What a server does.
+  template <typename Act>
+  void Do(int rank, int64_t incarnation, Act act) {
+    {
+      absl::MutexLock lock(&mutex_);
+      Seat& seat = seats_[rank];
+      if (!seat.alive || seat.incarnation != incarnation) return;
+      act(seat);
+      Work();
+    }
+    Pump();
+  }
+  void SayAsMember(int rank, int64_t incarnation, int64_t generation, v1::MeetRequest request) {
+    Do(rank, incarnation, [&](Seat& seat) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      if (seat.phase == Phase::kFormed && seat.generation == generation) Say(seat, std::move(request));
     });
-    generation_ = 0;
   }
 
-  static bool Waits(const Seat& seat) { return seat.alive && seat.joining && !seat.cut; }
-
-  // Forms a generation where it is time, or ends one to let a rank in.
-  void Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const auto waiting = std::count_if(seats_.begin(), seats_.end(), Waits);
-    if (generation_ != 0) {
-      if (!admits_ || waiting == 0) return;
-      EndGeneration(absl::UnavailableError("a rank came back"));
-      return;
+  // To the coordinator; by Work, as it may be at something.
+  void Say(const Seat& seat, v1::MeetRequest request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (seat.connection != 0) said_.push_back({seat.connection, std::move(request)});
+  }
+  void SayJoin(const Seat& seat) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    v1::MeetRequest request;
+    *request.mutable_join()->mutable_position() = PositionOf(seat.state);
+    request.mutable_join()->set_last_generation(seat.generation);
+    Say(seat, std::move(request));
+  }
+  void SayLeave(const Seat& seat, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    v1::MeetRequest request;
+    request.mutable_leave()->set_reason(std::string(why.message()));
+    Say(seat, std::move(request));
+  }
+  void Work() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    while (!said_.empty()) {
+      const auto [connection, request] = std::move(said_.front());
+      said_.pop_front();
+      if (coordinator_.has_value() && ranks_.contains(connection)) coordinator_->Receive(connection, request);
     }
-    const bool all = waiting == size();
-    const bool rest = last_generation_ > 0 && on_loss_ == OnLoss::kContinue && Waits(seats_[0]) &&
-                      std::none_of(seats_.begin(), seats_.end(), [](const Seat& seat) {
-                        return seat.alive && seat.was_member && !seat.cut && !Waits(seat);
-                      });
-    if (all || rest) Form();
   }
 
-  void Form() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  // Where a server that has joined has no connection, and may have one.
+  void Connect(int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    Seat& seat = seats_[rank];
+    if (!coordinator_.has_value() || seat.connection != 0 || seat.phase != Phase::kJoins || IsCut(rank)) return;
+    seat.connection = ++last_connection_;
+    ranks_[seat.connection] = rank;
+    v1::MeetRequest request;
+    *request.mutable_hello() = HelloOf(rank);
+    Say(seat, std::move(request));
+    SayJoin(seat);
+  }
+  // What is on the way is lost.
+  void Disconnect(int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    Seat& seat = seats_[rank];
+    if (seat.connection != 0) {
+      const int64_t connection = std::exchange(seat.connection, 0);
+      ranks_.erase(connection);
+      if (coordinator_.has_value()) coordinator_->Closed(connection, absl::UnavailableError("its connection ended"));
+      CutOff(seat, LostError(seat.alive ? 0 : rank));
+    }
+  }
+  void CutOff(Seat& seat, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    seat.calls.clear();
+    if (seat.group != nullptr) seat.group->Abort(why);
+    seat.calls.push_back([=, this](Seat& seat) { return Lose(seat, why, /*heard_all=*/false); });
+  }
+  // Of a generation that it has not heard of, there is nothing to tell.
+  std::function<void()> Lose(Seat& seat, const absl::Status& why, bool heard_all) {
+    if (seat.phase != Phase::kFormed) return nullptr;
+    seat.phase = Phase::kLost;
+    std::exchange(seat.group, nullptr)->Abort(why);
+    return [=, observer = seat.observer] { observer->Lost(why, heard_all); };
+  }
+
+  // Coordinator::Carrier, from within its calls.
+  void End(int64_t connection, const absl::Status& why) override {
+    mutex_.AssertHeld();
+    const auto rank = ranks_.find(connection);
+    if (rank == ranks_.end()) return;
+    Seat& seat = seats_[rank->second];
+    ranks_.erase(rank);
+    seat.connection = 0;
+    seat.calls.push_back([=, this](Seat& seat) { return Lose(seat, why, /*heard_all=*/false); });
+  }
+  void Send(int64_t connection, const v1::MeetResponse& response) override {
+    mutex_.AssertHeld();
+    const auto rank = ranks_.find(connection);
+    if (rank == ranks_.end()) return;
+    Seat& seat = seats_[rank->second];
+    switch (response.message_case()) {
+      case v1::MeetResponse::kGather: return Gather(seat, response.gather());
+      case v1::MeetResponse::kConnect: return Say(seat, Connected(response.connect().generation()));
+      case v1::MeetResponse::kFormed: generation_ = response.formed().generation(); break;
+      case v1::MeetResponse::kLost: generation_ = 0; break;
+      default: break;
+    }
+    seat.calls.push_back([=, this](Seat& seat) { return Hear(seat, response); });
+  }
+  void Gather(Seat& seat, const v1::Gather& gather) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (gather.index() == 0) groups_ = MakeHubGroup(gather.member_count());
+    seat.group = std::move(groups_[gather.index()]);
+    v1::MeetRequest request;
+    request.mutable_addresses()->set_generation(gather.generation());
+    for (int member = 0; member < gather.member_count(); ++member) request.mutable_addresses()->add_addresses("");
+    Say(seat, std::move(request));
+  }
+  static v1::MeetRequest Connected(int64_t generation) {
+    v1::MeetRequest request;
+    request.mutable_connected()->set_generation(generation);
+    return request;
+  }
+
+  std::function<void()> Hear(Seat& seat, const v1::MeetResponse& response) {
+    ReplicaObserver* const observer = seat.observer;
+    if (response.has_formed() && seat.phase == Phase::kJoins) {
+      const Generation generation = Form(seat, response.formed());
+      return [=] { observer->Formed(generation); };
+    }
+    if (response.has_lost()) {
+      return Lose(seat, absl::UnavailableError(response.lost().reason()), /*heard_all=*/true);
+    }
+    if (seat.phase != Phase::kFormed) return nullptr;
+    if (response.has_stable()) return [=, index = response.stable().index()] { observer->Stable(index); };
+    if (!response.has_agreed()) return nullptr;
+    seat.acknowledge.emplace();
+    seat.acknowledge->mutable_acknowledge()->set_generation(seat.generation);
+    seat.acknowledge->mutable_acknowledge()->set_index(response.agreed().index());
+    return [=, agreed = response.agreed()] { observer->Agreed(agreed.index(), agreed.rank(), agreed.message()); };
+  }
+  static Generation Form(Seat& seat, const v1::Formed& formed) {
+    if (seat.group == nullptr) seat.group = MakeLocalGroup();
+    seat.phase = Phase::kFormed;
+    seat.generation = formed.generation();
     Generation generation;
-    for (int rank = 0; rank < size(); ++rank) {
-      seats_[rank].was_member = seats_[rank].member = Waits(seats_[rank]);
-      if (!seats_[rank].member) continue;
-      generation.members.push_back({.rank = rank, .state = seats_[rank].state});
-      const ReplicaState& state = seats_[rank].state;
-      last_generation_ = std::max({last_generation_, state.generation, state.checkpoint_generation});
+    generation.number = seat.generation;
+    generation.group = seat.group;
+    for (const v1::Member& member : formed.members()) {
+      generation.members.push_back({.rank = member.rank(), .state = StateOf(member.position())});
     }
-    generation.number = generation_ = ++last_generation_;
     generation.source = MostAdvanced(generation.members);
-    next_index_ = 0;
-    stable_ = -1;
-    admits_ = false;
-    const auto groups = MakeHubGroup(static_cast<int>(generation.members.size()));
-    int index = 0;
-    ForMembers([&](Seat& seat) {
-      seat.joining = seat.heard = false;
-      seat.delivered = -1;
-      seat.group = generation.group = groups[index++];
-      seat.calls.push_back(
-          {.make = [generation](ReplicaObserver& observer) { observer.Formed(generation); }, .forms = true});
-    });
-  }
-
-  void Stabilize() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    int64_t least = next_index_ - 1;
-    ForMembers([&](Seat& seat) { least = std::min(least, seat.delivered); });
-    while (stable_ < least) {
-      const int64_t index = ++stable_;
-      ForMembers(
-          [&](Seat& seat) { seat.calls.push_back({[index](ReplicaObserver& observer) { observer.Stable(index); }}); });
-    }
+    return generation;
   }
 
   const OnLoss on_loss_;
   mutable absl::Mutex mutex_;
+  std::optional<Coordinator> coordinator_ ABSL_GUARDED_BY(mutex_);  // while rank 0 lives
+  int64_t last_connection_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<int64_t, int> ranks_ ABSL_GUARDED_BY(mutex_);  // by connection
+  std::deque<std::pair<int64_t, v1::MeetRequest>> said_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<ReplicaGroup>> groups_ ABSL_GUARDED_BY(mutex_);  // that are still to be taken
+  int64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;                             // 0: none is formed
   bool held_ ABSL_GUARDED_BY(mutex_) = false;
-  bool admits_ ABSL_GUARDED_BY(mutex_) = false;
-  int64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: none is formed
-  int64_t last_generation_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t next_index_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t stable_ ABSL_GUARDED_BY(mutex_) = -1;
   std::vector<Seat> seats_;  // by rank; the size is constant, the elements are guarded by mutex_
 };
 
 class HubReplicas::Member final : public Replicas {
  public:
   Member(std::shared_ptr<Hub> hub, int rank) : hub_(std::move(hub)), rank_(rank), incarnation_(hub_->Start(rank)) {}
-  ~Member() override { Stop(absl::UnavailableError(absl::StrCat("rank ", rank_, " was lost"))); }
+  ~Member() override { hub_->End(rank_, incarnation_, std::nullopt); }
 
   int rank() const override { return rank_; }
   int size() const override { return hub_->size(); }
@@ -319,9 +404,7 @@ void HubReplicas::DeliverAll() {
 }
 void HubReplicas::Cut(int rank) { hub_->SetCut(rank, true); }
 void HubReplicas::Mend(int rank) { hub_->SetCut(rank, false); }
-void HubReplicas::Kill(int rank) {
-  hub_->End(rank, -1, absl::UnavailableError(absl::StrCat("rank ", rank, " was lost")));
-}
+void HubReplicas::Kill(int rank) { hub_->End(rank, -1, std::nullopt); }
 int64_t HubReplicas::generation() const { return hub_->generation(); }
 
 }  // namespace shardmlp::testing

@@ -1,4 +1,5 @@
-// Replicas of one process, for tests: no network and no time, and what is delivered when is the test's to say.
+// Replicas of one process, for tests, over the real coordinator: no network and no time, and what is delivered when is
+// the test's to say.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +10,8 @@
 
 namespace shardmlp::testing {
 
-// A set of `size` ranks. The first generation forms once all have joined; after a loss, the next forms once all have
-// joined again (kWait), or all of the last generation's that live and are not cut off, rank 0 among them (kContinue),
-// together with whoever else waits.
+// A set of `size` ranks. Rank 0's server has the coordinator (server/sync/rendezvous), which says who is in a
+// generation and in which order they hear of what; this carries its messages, and is each rank's end of the connection.
 //
 // Observers are called from within the calls of any rank and of this, one at a time each; unless held, until nothing is
 // left to deliver. Thread-safe.
@@ -33,11 +33,11 @@ class HubReplicas {
   // All calls of all observers, those that come of these too.
   void DeliverAll();
 
-  // Nothing reaches `rank` any more, nor leaves it: it and its generation's other members are Lost, and what was not
-  // delivered of the generation never is.
+  // `rank`, other than 0, and rank 0 can't reach each other, or where it is 0, nobody else can: what is on the way is
+  // lost.
   void Cut(int rank);
   void Mend(int rank);
-  // As kill -9: its observer hears nothing more, the other members are Lost.
+  // As kill -9: its observer hears nothing more.
   void Kill(int rank);
 
   // The one that is formed; 0: none.

@@ -1,6 +1,7 @@
 // shardmlp._native: the C++ client as it is, for the Python package alone. Matrices come as addresses; whoever passes
 // one keeps its memory alive until the call returns. Everything that waits does so without the GIL, and ends
 // where a signal's handler raises.
+#include <pybind11/operators.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <xxhash.h>
@@ -106,7 +107,8 @@ void DefineStep(py::module_& module) {
       .def(py::init([](std::vector<std::string> tensors, Hyperparameters hyperparameters) {
              return ClientParameterGroup{std::move(tensors), hyperparameters};
            }),
-           py::arg("tensors"), py::arg("hyperparameters"));
+           py::arg("tensors"), py::arg("hyperparameters"))
+      .def(py::self == py::self);
   py::class_<SealedStep>(module, "SealedStep")
       .def_readonly("tensor_sums_of_squares", &SealedStep::tensor_sums_of_squares)
       .def_readonly("finite", &SealedStep::finite)
@@ -197,7 +199,8 @@ std::function<bool()> Question(const py::object& callback) {
 
 ForkSafePtr<Client> Connect(const std::string& target, int connections, double connect_timeout_seconds,
                             double stall_timeout_seconds, double seal_timeout_seconds, double retry_budget_seconds,
-                            const ClientCredentials& credentials, const py::object& abandoned) {
+                            const ClientCredentials& credentials, const py::object& interrupted,
+                            const py::object& abandoned) {
   ClientOptions options;
   if (!abandoned.is_none()) options.abandoned = Question(abandoned);
   options.credentials = credentials;
@@ -206,7 +209,7 @@ ForkSafePtr<Client> Connect(const std::string& target, int connections, double c
   options.stall_timeout = absl::Seconds(stall_timeout_seconds);
   options.seal_timeout = absl::Seconds(seal_timeout_seconds);
   options.retry.budget = absl::Seconds(retry_budget_seconds);
-  options.interrupted = RaisedBySignal;
+  options.interrupted = [asked = Question(interrupted)] { return RaisedBySignal() || asked(); };
   return MakeForkSafe(WithoutGil([&] { return Client::Connect(target, options); }));
 }
 
@@ -227,7 +230,7 @@ void DefineClient(py::module_& module) {
   py::class_<Client, ForkSafePtr<Client>>(module, "Client")
       .def_static("connect", &Connect, py::arg("target"), py::kw_only(), py::arg("connections"),
                   py::arg("connect_timeout_seconds"), py::arg("stall_timeout_seconds"), py::arg("seal_timeout_seconds"),
-                  py::arg("retry_budget_seconds"), py::arg("credentials"), py::arg("abandoned"))
+                  py::arg("retry_budget_seconds"), py::arg("credentials"), py::arg("interrupted"), py::arg("abandoned"))
       .def_property_readonly("model", [](const Client& client) { return client.model(); })
       .def("open_session", &OpenSession, py::keep_alive<0, 1>(), py::kw_only(), py::arg("run_id"), py::arg("train"),
            py::arg("trainer_count"), py::arg("trainer_rank"))

@@ -66,6 +66,7 @@ class Connection:
         self, target: str, connections: int, timeouts: Timeouts, credentials: Credentials = Credentials()
     ) -> None:
         self.target = target
+        self.interrupted = False  # True ends the calls that any thread waits in
         self.others: list[str] = []  # replicas of the same set, one of which the trainer moves to where its own is lost
         self._owner = os.getpid()
         self._connections, self._credentials, self._timeouts = connections, credentials, timeouts
@@ -259,6 +260,10 @@ class Connection:
     def _connect(self, target: str, timeouts: Timeouts, asks: bool = True) -> _native.Client:
         """``asks``: the other replicas, after a failure, whether this server is worth another try."""
         this = weakref.ref(self)
+
+        def own_says(question: Callable[[Connection], bool]) -> Callable[[], bool]:
+            return lambda: (own := this()) is not None and question(own)
+
         return _native.Client.connect(
             target,
             connections=self._connections,
@@ -267,7 +272,8 @@ class Connection:
             seal_timeout_seconds=timeouts.seal,
             retry_budget_seconds=timeouts.retry,
             credentials=self._credentials.native(),
-            abandoned=(lambda: (own := this()) is not None and own._is_left_behind()) if asks else None,
+            interrupted=own_says(lambda own: own.interrupted),
+            abandoned=own_says(Connection._is_left_behind) if asks else None,
         )
 
     def _check_follows(self, got: _native.Position, target: str, sealed: bool) -> None:

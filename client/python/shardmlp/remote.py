@@ -99,7 +99,7 @@ def offload(
             connection.open_session(Run(run_id, trainer_count, trainer_rank, train))
             if connection.session.run_under_way and not resume:
                 raise Error(
-                    f"run {run_id!r} is under way, at step {servers.step}, and its other trainers are there yet: to "
+                    f"run {run_id!r} is under way, at step {connection.session.position.step}, and its other trainers are there yet: to "
                     "join it again, offload with resume=True and load this trainer's own parameters and optimizer of "
                     "that step; or stop all, and take them and the server to one checkpoint",
                     "FAILED_PRECONDITION",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, fields
 
 from . import _native
 from .connection import Connection, is_lost
 from .errors import Error
+
+
+_TRANSIENT = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "CANCELLED")
 
 
 @dataclass(frozen=True)
@@ -62,14 +65,27 @@ def choose_replicas(connections: list[Connection], trainer_rank: int) -> list[Co
     return chosen
 
 
+@dataclass
+class _Decision:
+    """What a step is committed with, on one server after another. It stands until the trainer's own half is done."""
+
+    step: int
+    gradient_scale: float
+    fresh_optimizer: bool
+    groups: dict[Connection, list[_native.ParameterGroup]]
+    repeatable: bool = field(default=True, compare=False)  # the trainer and all servers still have the step
+
+
 class Servers:
     """A step is one on all servers where this trainer trains: all are sealed before any is committed. What fails on one
-    is raised, as :class:`shardmlp.Error`; a commit that failed may be repeated, and is done where it was not."""
+    is raised, as :class:`shardmlp.Error`; a commit that failed may be repeated, and is done where it was not. From the
+    first server's commit on until settle(), the step can be done and not dropped."""
 
     def __init__(self, connections: list[Connection]) -> None:
         """Raises ValueError where two serve one layer."""
-        self.connections = connections
-        self._committed: list[Connection] = []  # of a commit that has failed elsewhere
+        # All trainers ask the servers in one order, so that the first one's decision is everyone's.
+        self.connections = sorted(connections, key=lambda c: min(layer.layer for layer in c.model.layers))
+        self._decision: _Decision | None = None
         self._owners: dict[int, Connection] = {}  # by index of the layer
         for connection in connections:
             for layer in connection.model.layers:
@@ -121,7 +137,8 @@ class Servers:
             raise Error(
                 "the servers are at different steps ("
                 + ", ".join(f"{target} at {step}" for target, step in steps.items())
-                + "): restore a checkpoint that all of them have",
+                + "): take them to a checkpoint that all of them have, with offload(..., resume=True) and then "
+                "remote.restore(), and the trainer to its own of that step",
                 "FAILED_PRECONDITION",
                 "STALE_ATTEMPT",
             )
@@ -131,8 +148,20 @@ class Servers:
     def pending_row_count(self) -> int:
         return sum(connection.session.pending_row_count for connection in self.training)
 
+    @property
+    def half_done(self) -> bool:
+        """Whether a server may have committed a step that the trainer has not done yet."""
+        return self._decision is not None
+
+    def check_whole(self) -> None:
+        """Raises Error where a step is half done, or the servers are at different steps."""
+        if self._committed:
+            raise self._half_done("no other step can be begun")
+        _ = self.step  # which must be one
+
     def seal(self) -> Sealed:
         """Seals all at once, as each waits for the other trainers."""
+        self.check_whole()
         parts = self._on_all(Connection.seal)
         squares = {
             tensor.name: square
@@ -149,26 +178,41 @@ class Servers:
         fresh_optimizer: bool,
     ) -> None:
         """Applies the sealed step. ``groups_of`` divides the tensors of a server."""
+        groups = {c: groups_of([tensor.name for tensor in c.model.tensors]) for c in self.training}
+        step = self.step if self._decision is None else self._decision.step
+        decision = _Decision(step, gradient_scale, fresh_optimizer, groups)
+        if self._committed and decision != self._decision:
+            raise self._half_done("step() now has other hyperparameters, or gradients that were scaled otherwise")
+        self._decision = decision
         for connection in self.training:
             if connection in self._committed:
                 continue
-            names = [tensor.name for tensor in connection.model.tensors]
             try:
-                connection.commit(groups_of(names), gradient_scale, fresh_optimizer)
+                connection.commit(groups[connection], gradient_scale, fresh_optimizer)
             except Error as error:
-                if self._committed:
-                    raise self._half_committed(str(error)) from error
-                raise
-            self._committed.append(connection)
-        self._committed = []
+                if not self._committed:
+                    raise
+                decision.repeatable = error.code in _TRANSIENT
+                raise self._half_done(str(error)) from error
+
+    def let_go(self) -> None:
+        """The trainer has not got any more what a step is committed from."""
+        if self._decision is not None:
+            self._decision.repeatable = False
+
+    def settle(self) -> None:
+        """The trainer's half of the step that was committed is done too."""
+        if len(self._committed) == len(self.training):
+            self._decision = None
 
     def discard(self, reason: str, within: float = math.inf) -> None:
         """Moves to the attempts that are open now, in new sessions where the old ones are gone. Gives up on a server
         that does not answer ``within`` seconds."""
         if self._committed:
-            raise self._half_committed("it can't be discarded")
+            raise self._half_done("it can't be discarded")
         for connection in self.training:
             connection.discard(reason, within)
+        self._decision = None
 
     def save_checkpoint(self, name: str) -> _native.Checkpoint:
         """On each. Returns the first's."""
@@ -195,7 +239,7 @@ class Servers:
     def restore_checkpoint(self, name: str) -> None:
         for connection in self.connections:
             connection.restore_checkpoint(name)
-        self._committed = []
+        self._decision = None
         _ = self.step  # which must be one
 
     def close(self) -> None:
@@ -203,19 +247,42 @@ class Servers:
             connection.close()
 
     def _on_all(self, call: Callable[[Connection], _native.SealedStep]) -> list[_native.SealedStep]:
-        """The first in this thread, which a signal may interrupt."""
-        first, *others = self.training
-        if not others:
-            return [call(first)]
-        with ThreadPoolExecutor(len(others)) as pool:
-            running = [pool.submit(call, connection) for connection in others]
-            return [call(first), *(one.result() for one in running)]
+        """Where one fails, or a signal interrupts, the others are not waited for."""
+        if len(self.training) == 1:
+            return [call(self.training[0])]
+        try:
+            with ThreadPoolExecutor(len(self.training)) as pool:
+                running = [pool.submit(call, connection) for connection in self.training]
+                try:
+                    done, _ = wait(running, return_when=FIRST_EXCEPTION)
+                    failed = [one for one in running if one in done and one.exception() is not None]
+                    return [one.result() for one in failed or running]
+                except BaseException:
+                    for connection in self.training:
+                        connection.interrupted = True
+                    raise
+        finally:
+            for connection in self.training:
+                connection.interrupted = False
 
-    def _half_committed(self, why: str) -> Error:
-        done = ", ".join(connection.target for connection in self._committed)
+    @property
+    def _committed(self) -> list[Connection]:
+        """Those that have told this trainer that they committed the step which is decided. The sessions know it, which
+        no signal parts from the answer."""
+        decision = self._decision
+        return [c for c in self.training if decision is not None and c.session.position.step > decision.step]
+
+    def _half_done(self, why: str) -> Error:
+        step, done = self._decision.step, self._committed
+        left = [connection for connection in self.training if connection not in done]
+        there, not_there = (", ".join(c.target for c in some) for some in (done, left))
+        missing = f"not on {not_there} (at step {step})" if left else "not by this trainer itself"
+        repeat = "call step() again with the same hyperparameters, or " if self._decision.repeatable else ""
         return Error(
-            f"the step was committed on {done} and not on all servers ({why}): call step() again, or restore a "
-            "checkpoint that all of them have",
+            f"step {step} was committed on {there} (at step {step + 1} now) and {missing}: {why}; {repeat}"
+            "take all back to one checkpoint: remote.restore() one of remote.checkpoints(), and the trainer's own of "
+            "that step, or a Trainer's resume_from_checkpoint",
             "FAILED_PRECONDITION",
             "DECISION_CONFLICT",
+            {"step": str(step), "committed": there, "not_committed": not_there},
         )

@@ -72,7 +72,9 @@ class Step:
                     self.connection(layer).reopen_session()
                 return self.guard(call)  # which has no ticket there
             self.forget()
+            self._torn = True  # until it is dropped everywhere
             self._servers.discard(str(error))
+            self._torn = False
             raise StepAborted(
                 f"{error}; {f'this trainer went to {moved}; ' if moved else ''}local gradients were zeroed and nothing was "
                 "updated: run the step's batches again",
@@ -97,6 +99,7 @@ class Step:
         backward_pass = torch._C._current_graph_task_id()
         if backward_pass == self._pass:
             return
+        self._servers.check_whole()
         dropped, kept = [], []
         for name, p in self._held().items():
             factor = 0.0 if p.grad is None else self._factor(name, p)
@@ -153,6 +156,8 @@ class Step:
         """Applies the server's half of the step with ``optimizer``'s hyperparameters as they are now."""
         if not self._servers.training:
             return
+        if self._sealed is None:
+            self._servers.check_whole()
         check_holds(optimizer, {name: p for name, p in self.placeholders.items() if p.requires_grad})
         trained = {name: p for name, p in self._held().items() if self._is_trained(p)}
         check_state(optimizer, self.placeholders)
@@ -196,10 +201,12 @@ class Step:
             p.grad = None
 
     def show_gradients(self) -> None:
-        """As torch keeps gradients after step(): until zero_grad() they stand for what is gone from the server."""
+        """The local half is done. As torch keeps gradients after step(): until zero_grad() they stand for what is gone
+        from the server."""
         for p, grad in self._hidden:
             p.grad = grad
         self._hidden = []
+        self._servers.settle()
 
     def discard(self) -> None:
         """Drops the server's half, if it has one that no step() committed."""
@@ -278,7 +285,8 @@ class Step:
     def _has_half(self) -> bool:
         """Whether the servers may hold something of the attempt."""
         training = self._servers.training
-        return bool(training) and (self._sealed is not None or self._torn or self._servers.pending_row_count > 0)
+        held = self._sealed is not None or self._torn or self._servers.half_done
+        return bool(training) and (held or self._servers.pending_row_count > 0)
 
     def _is_trained(self, p: nn.Parameter) -> bool:
         """As in torch, what has a gradient. Of several trainers, one that has none takes part in the others' step."""
@@ -294,6 +302,7 @@ class Step:
             )
 
     def _reset(self) -> None:
+        self._servers.let_go()
         self._attempt = _Attempt(self)
         self._sealed: Sealed | None = None
         self._torn = False  # a call failed, so that the server may hold rows that the session does not know of

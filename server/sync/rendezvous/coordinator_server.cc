@@ -31,6 +31,17 @@ absl::Status Silent(absl::Duration how_long) {
 
 }  // namespace
 
+v1::Hello HelloOf(const ReplicasOptions& options) {
+  v1::Hello hello;
+  hello.set_rank(options.rank);
+  hello.set_size(options.size);
+  hello.set_model(options.model);
+  hello.set_layers(options.layers);
+  hello.set_dtype(options.dtype);
+  hello.set_transport(options.transport.name);
+  return hello;
+}
+
 // What gRPC calls posts to the loop, and all else is the loop's. Lives until gRPC is done with it.
 class CoordinatorServer::Stream final : public grpc::ServerBidiReactor<v1::MeetRequest, v1::MeetResponse> {
  public:

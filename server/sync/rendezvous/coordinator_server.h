@@ -18,6 +18,9 @@
 
 namespace shardmlp {
 
+// What a replica says of itself first.
+v1::Hello HelloOf(const ReplicasOptions& options);
+
 // Thread-safe. When destroyed it ends all streams, so that their replicas have lost rank 0.
 class CoordinatorServer final : private Coordinator::Carrier, private v1::Rendezvous::CallbackService {
  public:

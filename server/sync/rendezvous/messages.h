@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "server/sync/rendezvous/replicas_options.h"
+#include "server/sync/replicas.h"
 #include "shardmlp/v1/rendezvous.pb.h"
 
 namespace shardmlp {
@@ -38,17 +38,6 @@ inline v1::ReplicaPosition PositionOf(const ReplicaState& state) {
   position.set_attempt(state.attempt);
   position.set_weights_version(state.weights_version);
   return position;
-}
-
-inline v1::Hello HelloOf(const ReplicasOptions& options) {
-  v1::Hello hello;
-  hello.set_rank(options.rank);
-  hello.set_size(options.size);
-  hello.set_model(options.model);
-  hello.set_layers(options.layers);
-  hello.set_dtype(options.dtype);
-  hello.set_transport(options.transport.name);
-  return hello;
 }
 
 inline v1::MeetResponse WaitingMessage(const std::string& for_whom) {
