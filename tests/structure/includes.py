@@ -24,6 +24,7 @@ COMMANDS_SHARE = (
     "client/cli/layer_cost",
     "client/cli/layers",
     "client/cli/stop",
+    "client/cli/trainers_json",
     "client/cli/units",
 )
 COMMAND = ("client/cpp/", "kernels/", *COMMANDS_SHARE)

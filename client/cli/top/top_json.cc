@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cli/top/top_report.h"
+#include "client/cli/trainers_json.h"
 #include "kernels/status.h"
 
 namespace shardmlp {
@@ -24,17 +25,6 @@ Json Times(const Durations& durations) {
   return {{"per_second", Number(durations.per_second)},
           {"p50_seconds", Number(durations.p50_seconds)},
           {"p99_seconds", Number(durations.p99_seconds)}};
-}
-
-Json Trainers(const ServedModel& model) {
-  Json trainers = Json::array();
-  for (const ClientTrainer& trainer : model.trainers) {
-    trainers.push_back({{"run_id", trainer.run_id},
-                        {"trainer_rank", trainer.trainer_rank},
-                        {"trainer_count", trainer.trainer_count},
-                        {"sealed", trainer.sealed}});
-  }
-  return trainers;
 }
 
 void AddActivity(const Activity& activity, Json& to) {
@@ -88,7 +78,7 @@ std::string TopJson(const TopReport& report) {
   json["model_type"] = report.model.model_type;
   json["seconds"] = report.activity.seconds;
   AddActivity(report.activity, json);
-  json["trainers"] = Trainers(report.model);
+  json["trainers"] = TrainersAsJson(report.model);
   return absl::StrCat(json.dump(), "\n");
 }
 
