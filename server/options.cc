@@ -285,11 +285,12 @@ std::string HostName() {
   return gethostname(name, HOST_NAME_MAX) == 0 ? name : "";
 }
 
-// Fills in a pod's rank, and the certificate, which is the server's own.
+// Fills in a pod's rank, and the certificate, which is the server's own; the server watches all of its files.
 absl::Status CompleteReplicas(ServerOptions& options) {
   ReplicasOptions& replicas = options.replicas;
   replicas.tls.cert = options.rpc.tls.cert;
   replicas.tls.key = options.rpc.tls.key;
+  options.rpc.replica_ca = replicas.tls.ca;
   if (replicas.rank == kRankOfPod) {
     const absl::StatusOr<int> rank = RankFromPodName(HostName());
     if (!rank.ok()) return Annotate(rank.status(), "--rank=pod");
