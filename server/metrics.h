@@ -24,7 +24,7 @@ enum class StepPhase { kSeal, kSync, kApply };  // last seal waits for first; re
 enum class MemoryUse { kWeights, kGradients, kMasterWeights, kOptimizer, kWorkspace, kStaging, kLedger, kStash };
 enum class TicketEvent { kGranted, kHit, kMissed };  // a forward left its input; a backward found it, or did not
 
-enum class ServerFiles { kTokens, kCertificate };  // the latter with its key and the clients' CA
+enum class ServerFiles { kTokens, kCertificate, kReplicaCa };  // the certificate with its key and the clients' CA
 
 enum class RpcKind { kUnary, kServerStream, kBidiStream };
 

@@ -90,10 +90,10 @@ const std::array<SeriesSpec, kSeriesCount>& SeriesTable() {
       {.name = "shardmlp_files_in_order",
        .type = kGauge,
        .unit = "",
-       .labels = {{"file", {"tokens", "certificate"}}},
+       .labels = {{"file", {"tokens", "certificate", "replica_ca"}}},
        .meaning =
            "1 where the files that the flags name were right when they were last read, which is each second, else "
-           "0; none without --token-file or --tls-cert.",
+           "0; none without --token-file, --tls-cert or --replica-ca.",
        .late = true},
       {"shardmlp_failures_total", kCounter, "rpcs", {kReason}, "Rpcs that failed."},
       {"grpc_server_started_total", kCounter, "rpcs", {kService, kMethod, kKind}, "Rpcs started on the server."},

@@ -35,6 +35,7 @@ constexpr absl::Duration kMinHeartbeat = absl::Milliseconds(10);
 constexpr int kMaxThreads = 4096;
 constexpr int kMaxReplicas = 1024;
 constexpr int kNoRank = -1;
+constexpr int kRankOfPod = -2;
 constexpr int64_t kMaxSessions = 1 << 16;
 
 absl::Status Invalid(string_view message) {
@@ -64,6 +65,15 @@ bool ParseDevice(string_view text, DeviceOptions& device) {
   if (text != "auto" && text != "cpu" && text != "cuda") return false;
   device.kind = text == "auto" ? DeviceKind::kAuto : text == "cpu" ? DeviceKind::kCpu : DeviceKind::kCuda;
   return true;
+}
+
+// "pod" or a number. False for anything else.
+bool ParseRank(string_view text, int& rank) {
+  if (text == "pod") {
+    rank = kRankOfPod;
+    return true;
+  }
+  return absl::SimpleAtoi(text, &rank) && rank >= 0 && rank < kMaxReplicas;
 }
 
 // The flags of a command line, which fill `options` while CLI11 parses it. CLI11 throws what it finds wrong.
@@ -213,10 +223,10 @@ class Flags {
   void AddReplicas(ReplicasOptions& o) {
     AddCount("--replicas", o.size, kMaxReplicas,
              "Servers of the same layers that are one to a run: each trainer has one of them (default: 1).");
-    Add("--rank", "N", o.rank,
-        "This server's among them, from 0 (default: the number at the end of the host's name, as a StatefulSet's pods "
-        "have it).")
-        ->check(CLI::Range(0, kMaxReplicas - 1).description(""));
+    AddParsed("--rank", "N|pod", o.rank, ParseRank,
+              absl::StrCat("0 to ", kMaxReplicas - 1, ", or \"pod\" in one of a StatefulSet's"),
+              "This server's among them, from 0; \"pod\" takes the number at the end of the host's name, as a "
+              "StatefulSet's pods have it.");
     Add("--coordinator", "ADDRESS", o.coordinator, "host:port where rank 0 listens for the others; the same on all.");
     AddFile("--replica-ca", o.tls.ca,
             "PEM: CAs of the replicas' own certificates, --tls-cert: they meet over TLS, and need one. Sums are "
@@ -275,19 +285,22 @@ std::string HostName() {
   return gethostname(name, HOST_NAME_MAX) == 0 ? name : "";
 }
 
-// Fills in the rank, and the certificate, which is the server's own.
+// Fills in a pod's rank, and the certificate, which is the server's own; the server watches all of its files.
 absl::Status CompleteReplicas(ServerOptions& options) {
   ReplicasOptions& replicas = options.replicas;
   replicas.tls.cert = options.rpc.tls.cert;
   replicas.tls.key = options.rpc.tls.key;
-  if (replicas.rank != kNoRank) return absl::OkStatus();
-  if (replicas.size == 1) {
-    replicas.rank = 0;
-    return absl::OkStatus();
+  options.rpc.replica_ca = replicas.tls.ca;
+  if (replicas.rank == kRankOfPod) {
+    const absl::StatusOr<int> rank = RankFromPodName(HostName());
+    if (!rank.ok()) return Annotate(rank.status(), "--rank=pod");
+    replicas.rank = *rank;
   }
-  const absl::StatusOr<int> rank = RankFromPodName(HostName());
-  if (!rank.ok()) return Annotate(rank.status(), "--rank is missing, and the host's name does not say it");
-  replicas.rank = *rank;
+  if (replicas.rank != kNoRank) return absl::OkStatus();
+  if (replicas.size > 1) {
+    return Invalid(absl::StrCat("--replicas=", replicas.size, " needs --rank: 0 to ", replicas.size - 1, ", or pod"));
+  }
+  replicas.rank = 0;
   return absl::OkStatus();
 }
 

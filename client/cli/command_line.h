@@ -7,8 +7,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "client/cli/bench_flags.h"
-#include "client/cli/plan_flags.h"
+#include "client/cli/bench/bench_flags.h"
+#include "client/cli/plan/plan_flags.h"
 #include "client/cpp/options.h"
 
 namespace shardmlp {

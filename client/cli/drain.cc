@@ -9,10 +9,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "client/cli/activity.h"
 #include "client/cli/commands.h"
+#include "client/cli/top/activity.h"
+#include "client/cli/top/window.h"
 #include "client/cli/units.h"
-#include "client/cli/window.h"
 #include "kernels/status.h"
 
 namespace shardmlp {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "client/cli/commands.h"
+#include "client/cli/trainers_json.h"
 #include "client/cli/units.h"
 
 namespace shardmlp {
@@ -82,13 +83,7 @@ void PrintInfoAsJson(const ServedModel& model, std::ostream& out) {
                      {"generation", model.replica.generation},
                      {"member_ranks", model.replica.member_ranks}};
   for (const MemoryUse& use : MemoryUses(model.memory)) json["memory"][std::string(use.key)] = use.bytes;
-  json["trainers"] = nlohmann::json::array();
-  for (const ClientTrainer& trainer : model.trainers) {
-    json["trainers"].push_back({{"run_id", trainer.run_id},
-                                {"trainer_rank", trainer.trainer_rank},
-                                {"trainer_count", trainer.trainer_count},
-                                {"sealed", trainer.sealed}});
-  }
+  json["trainers"] = TrainersAsJson(model);
   json["layers"] = nlohmann::json::array();
   for (const ClientLayer& layer : model.layers) {
     json["layers"].push_back({{"layer", layer.layer},

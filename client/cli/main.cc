@@ -8,12 +8,15 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "client/cli/bench.h"
+#include "client/cli/bench/bench.h"
 #include "client/cli/command_line.h"
 #include "client/cli/commands.h"
-#include "client/cli/measured_plan.h"
-#include "client/cli/plan_report.h"
+#include "client/cli/layers.h"
+#include "client/cli/plan/measured_plan.h"
+#include "client/cli/plan/plan_report.h"
 #include "client/cli/stop.h"
+#include "client/cli/top/top.h"
+#include "client/cli/verify/verify.h"
 #include "client/cpp/client.h"
 #include "kernels/status.h"
 

@@ -235,6 +235,18 @@ absl::StatusOr<std::vector<Found>> FindAll(const std::string& path) {
   return found;
 }
 
+// Of all tensors.
+absl::StatusOr<int64_t> ByteCountOf(const CheckpointState& state) {
+  int64_t total = 0;
+  for (const auto* tensors : {&state.weights, &state.optimizer}) {
+    for (const CheckpointTensor& tensor : *tensors) {
+      SHARDMLP_ASSIGN_OR_RETURN(const int64_t byte_count, ByteCountOf(tensor));
+      total += byte_count;
+    }
+  }
+  return total;
+}
+
 }  // namespace
 
 absl::Status CheckCanSave(const std::string& path, const std::string& name) {
@@ -265,6 +277,8 @@ absl::StatusOr<CheckpointInfo> CheckpointStore::Save(const std::string& name, co
   if (const std::string target = absl::StrCat(path_, "/", name); IsForeign(target)) {
     return NoCheckpoint(target, "replaced");
   }
+  SHARDMLP_ASSIGN_OR_RETURN(const int64_t byte_count, ByteCountOf(state));
+  SHARDMLP_RETURN_IF_ERROR(CheckRoom(path_, byte_count));
   SHARDMLP_ASSIGN_OR_RETURN(const std::string saving, MakeSavingFolder(path_, name));
   absl::Status status = WriteFiles(saving, state, manifest);
   if (status.ok()) status = Publish(path_, name);

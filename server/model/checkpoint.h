@@ -73,7 +73,9 @@ class CheckpointStore {
   static absl::StatusOr<std::unique_ptr<CheckpointStore>> Open(const std::string& path, const ModelSpec& model);
 
   // INVALID_ARGUMENT for a name that is not 1 to 128 letters, digits, '.', '_', '-', or starts with '.', or that
-  // something other than a checkpoint has; UNAVAILABLE while another process saves here.
+  // something other than a checkpoint has; RESOURCE_EXHAUSTED (STORAGE_FULL), before anything is written, where the
+  // disk has no room for it beside the one that it replaces, and later for what a quota refuses; UNAVAILABLE while
+  // another process saves here.
   absl::StatusOr<CheckpointInfo> Save(const std::string& name, const CheckpointState& state);
   // NOT_FOUND (UNKNOWN_CHECKPOINT); DATA_LOSS (CHECKPOINT_CORRUPT) naming the file; FAILED_PRECONDITION
   // (CHECKPOINT_MISMATCH) naming what differs from the model.

@@ -116,6 +116,18 @@ absl::Status CheckWritable(const std::string& path) {
   return absl::OkStatus();
 }
 
+absl::Status CheckRoom(const std::string& path, int64_t bytes) {
+  std::error_code error;
+  const fs::space_info space = fs::space(path, error);
+  if (error) return SystemError(error.value(), "examine", path);
+  const uintmax_t free = geteuid() == 0 ? space.free : space.available;
+  // Some network file systems do not say how large they are.
+  if (space.capacity == 0 || free >= static_cast<uintmax_t>(bytes)) return absl::OkStatus();
+  return Error(absl::StatusCode::kResourceExhausted, Reason::kStorageFull,
+               absl::StrCat("a checkpoint takes ", bytes, " bytes, and the file system of ", path, " has ", free,
+                            " free; make room there, then try again"));
+}
+
 absl::StatusOr<FileDescriptor> LockFolder(const std::string& path) {
   return Lock(path, LOCK_EX, "saving a checkpoint in");
 }

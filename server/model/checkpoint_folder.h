@@ -5,6 +5,7 @@
 //   .replaced-<name>   the one being replaced, where the file system can't exchange two names at once
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
@@ -22,6 +23,10 @@ absl::Status MakeFolder(const std::string& path);
 
 // Makes and removes a file in the folder, or, where it is missing, in the nearest above it that is there.
 absl::Status CheckWritable(const std::string& path);
+
+// RESOURCE_EXHAUSTED (STORAGE_FULL), with both numbers, where the folder's file system has less than `bytes` free for
+// this process. What a quota leaves of it shows when it is written.
+absl::Status CheckRoom(const std::string& path, int64_t bytes);
 
 // Keeps other processes from saving and recovering in the folder for as long as the result lives. UNAVAILABLE where one
 // does.

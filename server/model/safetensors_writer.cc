@@ -25,13 +25,7 @@ struct Placed {
 absl::StatusOr<std::vector<Placed>> Place(absl::Span<const CheckpointTensor> tensors) {
   std::vector<Placed> placed;
   for (const CheckpointTensor& tensor : tensors) {
-    int64_t byte_count = SizeOf(tensor.dtype);
-    for (const int64_t size : tensor.shape) {
-      if (size < 0 || __builtin_mul_overflow(byte_count, size, &byte_count)) {
-        return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidShape,
-                     absl::StrCat("tensor ", tensor.name, " has the impossible shape ", ShapeName(tensor.shape)));
-      }
-    }
+    SHARDMLP_ASSIGN_OR_RETURN(const int64_t byte_count, ByteCountOf(tensor));
     placed.push_back({.tensor = &tensor, .byte_count = byte_count});
   }
   std::stable_sort(placed.begin(), placed.end(),
@@ -61,6 +55,17 @@ absl::StatusOr<std::string> HeaderOf(const std::vector<Placed>& placed) {
 }
 
 }  // namespace
+
+absl::StatusOr<int64_t> ByteCountOf(const CheckpointTensor& tensor) {
+  int64_t byte_count = SizeOf(tensor.dtype);
+  for (const int64_t size : tensor.shape) {
+    if (size < 0 || __builtin_mul_overflow(byte_count, size, &byte_count)) {
+      return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidShape,
+                   absl::StrCat("tensor ", tensor.name, " has the impossible shape ", ShapeName(tensor.shape)));
+    }
+  }
+  return byte_count;
+}
 
 absl::StatusOr<FileSum> WriteSafetensors(const std::string& path, absl::Span<const CheckpointTensor> tensors) {
   SHARDMLP_ASSIGN_OR_RETURN(const std::vector<Placed> placed, Place(tensors));

@@ -1,6 +1,7 @@
 // Writes safetensors files, one tensor in memory at a time.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -9,6 +10,9 @@
 #include "server/model/checksum.h"
 
 namespace shardmlp {
+
+// Of its elements. INVALID_ARGUMENT for a negative size, and for more than there can be.
+absl::StatusOr<int64_t> ByteCountOf(const CheckpointTensor& tensor);
 
 // Writes and syncs a new file at `path`, which must not exist. Each tensor is read once, wider dtypes first, so that
 // every tensor is aligned to its elements; equal tensors give equal files. INVALID_ARGUMENT for a name that stands

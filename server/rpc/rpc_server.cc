@@ -6,8 +6,10 @@
 #include <grpcpp/server_builder.h>
 
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "kernels/status.h"
 #include "proto/builder_options.h"
@@ -78,20 +80,18 @@ absl::Status RpcServer::Start() {
 }
 
 absl::Status RpcServer::Refresh() {
-  absl::Status tokens;
-  if (tokens_ != nullptr) {
-    tokens = tokens_->Read();
-    metrics_.SetFilesInOrder(ServerFiles::kTokens, tokens.ok());
+  std::vector<std::string> wrong;
+  const auto note = [&](ServerFiles files, const absl::Status& found) {
+    metrics_.SetFilesInOrder(files, found.ok());
+    if (!found.ok()) wrong.emplace_back(found.message());
+  };
+  if (tokens_ != nullptr) note(ServerFiles::kTokens, tokens_->Read());
+  if (!options_.tls.cert.empty()) note(ServerFiles::kCertificate, RefreshCertificate());
+  if (!options_.replica_ca.empty()) {
+    note(ServerFiles::kReplicaCa, ReadTlsFiles({.ca = options_.replica_ca}).status());
   }
-  absl::Status certificate;
-  if (!options_.tls.cert.empty()) {
-    certificate = RefreshCertificate();
-    metrics_.SetFilesInOrder(ServerFiles::kCertificate, certificate.ok());
-  }
-  if (tokens.ok()) return certificate;
-  if (certificate.ok()) return tokens;
-  return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument,
-               absl::StrCat(tokens.message(), "; ", certificate.message()));
+  if (wrong.empty()) return absl::OkStatus();
+  return Error(absl::StatusCode::kInvalidArgument, Reason::kInvalidArgument, absl::StrJoin(wrong, "; "));
 }
 
 absl::Status RpcServer::RefreshCertificate() {

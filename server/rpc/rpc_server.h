@@ -28,6 +28,7 @@ struct RpcServerOptions {
   bool insecure_listen_anywhere = false;                  // addresses that are not loopback, without TLS
   TlsFiles tls = {};  // of all addresses but Unix sockets; no cert: plaintext; a ca: clients need a certificate
   std::string token_file = {};     // who may call; empty: everybody
+  std::string replica_ca = {};     // of the rendezvous, which Refresh looks at too; empty: none
   bool allow_drain = false;        // whoever may call may have the server drain
   std::string health_listen = {};  // host:port of a plaintext server of health alone; empty: none
   MessageLimits limits = {};
@@ -57,9 +58,9 @@ class RpcServer {
   // Messages under way may take `bytes` of all connections together; no bound until this is called. Beyond it gRPC ends
   // whichever streams and connections it likes, so it is there to keep the process alive and not for daily use.
   void BoundMessages(int64_t bytes) { quota_.Resize(static_cast<size_t>(bytes)); }
-  // For about once a second: reads tokens and certificates again, and says how long the certificate is valid, in the
-  // metrics too, and whether they are in order. INVALID_ARGUMENT, naming each file with which something is wrong; what
-  // was read before stays, but for tokens of which the file has none left.
+  // For about once a second: reads tokens and certificates again, the replicas' CA too, and says how long the
+  // certificate is valid, in the metrics too, and whether they are in order. INVALID_ARGUMENT, naming each file with
+  // which something is wrong; what was read before stays, but for tokens of which the file has none left.
   absl::Status Refresh();
   // What health answers.
   void SetHealth(bool serving);

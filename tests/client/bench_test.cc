@@ -1,5 +1,5 @@
 // `shardmlpctl bench` against a server that counts what comes.
-#include "client/cli/bench.h"
+#include "client/cli/bench/bench.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

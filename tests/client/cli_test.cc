@@ -12,9 +12,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "client/cli/commands.h"
 #include "client/cli/elements.h"
-#include "client/cli/reference_mlp.h"
+#include "client/cli/verify/reference_mlp.h"
 #include "tests/client/fake_server.h"
 #include "tests/client/run_ctl.h"
 

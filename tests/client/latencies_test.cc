@@ -1,5 +1,5 @@
 // Percentiles of latencies, against all of them in order.
-#include "client/cli/latencies.h"
+#include "client/cli/bench/latencies.h"
 
 #include <gtest/gtest.h>
 

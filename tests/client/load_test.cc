@@ -1,5 +1,5 @@
 // Loads of calls by a clock that is moved by hand: when calls are due, what is counted, and from when.
-#include "client/cli/load.h"
+#include "client/cli/bench/load.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // The arithmetic of `shardmlpctl plan`, against values computed by hand for the shape of Llama 3 8B.
-#include "client/cli/plan.h"
+#include "client/cli/plan/plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "client/cli/measured_plan.h"
-#include "client/cli/plan_report.h"
+#include "client/cli/plan/measured_plan.h"
+#include "client/cli/plan/plan_report.h"
 #include "client/cpp/options.h"
 #include "kernels/status.h"
 

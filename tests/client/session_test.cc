@@ -214,25 +214,34 @@ TEST_F(SessionTest, ACommitWhoseAnswerDiedWithTheServerIsAskedForAgainInANewSess
   EXPECT_EQ(next->position(), *again);
 }
 
-TEST_F(SessionTest, ASealThatIsNotAnsweredFailsInTime) {
-  server_ = std::make_unique<FakeServer>();
-  ClientOptions options;
-  options.seal_timeout = absl::Milliseconds(50);
-  client_ = *Client::Connect(server_->target(), options);
-  session_ = *client_->OpenSession({});
-  const auto done = std::make_shared<absl::Notification>();
-  server_->SetHook([done](const Moment& moment) -> std::optional<grpc::Status> {
-    if (moment.method == "SealStep") done->WaitForNotification();
-    return std::nullopt;
-  });
-  const absl::Status status = session_->SealStep().status();
+class UnansweredSealTest : public SessionTest {
+ protected:
+  // What comes of a seal that a server of `model` does not answer.
+  absl::Status SealIn50Milliseconds(const v1::GetModelResponse& model) {
+    server_ = std::make_unique<FakeServer>(fake::FakeServerOptions{.model = model});
+    ClientOptions options;
+    options.seal_timeout = absl::Milliseconds(50);
+    client_ = *Client::Connect(server_->target(), options);
+    session_ = *client_->OpenSession({});
+    const auto done = std::make_shared<absl::Notification>();
+    server_->SetHook([done](const Moment& moment) -> std::optional<grpc::Status> {
+      if (moment.method == "SealStep") done->WaitForNotification();
+      return std::nullopt;
+    });
+    const absl::Status status = session_->SealStep().status();
+    done->Notify();
+    return status;
+  }
+};
+
+TEST_F(UnansweredSealTest, FailsInTime) {
+  const absl::Status status = SealIn50Milliseconds(FakeModel());
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(ReasonOf(status), Reason::kStalled);
   EXPECT_THAT(std::string(status.message()), HasSubstr("SealStep: no answer from"));
-  done->Notify();
 }
 
-TEST_F(SessionTest, ASealThatTheClientGivesUpOnNamesWhoIsMissing) {
+TEST_F(UnansweredSealTest, NamesWhoIsMissing) {
   v1::GetModelResponse model = FakeModel();
   for (const int rank : {0, 2}) {
     v1::TrainerInfo& trainer = *model.add_trainers();
@@ -240,23 +249,12 @@ TEST_F(SessionTest, ASealThatTheClientGivesUpOnNamesWhoIsMissing) {
     trainer.set_trainer_count(4);
     trainer.set_sealed(rank == 0);
   }
-  server_ = std::make_unique<FakeServer>(fake::FakeServerOptions{.model = model});
-  ClientOptions options;
-  options.seal_timeout = absl::Milliseconds(50);
-  client_ = *Client::Connect(server_->target(), options);
-  session_ = *client_->OpenSession({});
-  const auto done = std::make_shared<absl::Notification>();
-  server_->SetHook([done](const Moment& moment) -> std::optional<grpc::Status> {
-    if (moment.method == "SealStep") done->WaitForNotification();
-    return std::nullopt;
-  });
-  const absl::Status status = session_->SealStep().status();
+  const absl::Status status = SealIn50Milliseconds(model);
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(ReasonOf(status), Reason::kTrainerMissing);
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("within 50ms; missing: rank 1 (not connected), rank 2, rank 3 (not connected)"));
   EXPECT_EQ(server_->Count("SealStep"), 1);
-  done->Notify();
 }
 
 TEST_F(SessionTest, AnOpeningThatWasInterruptedIsClosed) {

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "absl/strings/str_join.h"
-#include "client/cli/activity.h"
-#include "client/cli/top_report.h"
+#include "client/cli/top/activity.h"
+#include "client/cli/top/top_report.h"
+#include "client/cli/top/window.h"
 #include "client/cli/units.h"
-#include "client/cli/window.h"
 #include "kernels/status.h"
 
 namespace shardmlp {

@@ -1,4 +1,6 @@
 // `shardmlpctl verify` against the real server: each shape of file that an MLP comes in, in each dtype.
+#include "client/cli/verify/verify.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "client/cli/commands.h"
+#include "client/cli/layers.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "server/engine/engine.h"
 #include "server/model/convert.h"

@@ -11,6 +11,28 @@
 
 namespace shardmlp::testing {
 
+ReplicaParts LazyParts(int rank, LazyDevice*& device) {
+  ReplicaParts parts;
+  parts.backend = [rank, &device](int own_rank) {
+    auto backend = std::make_unique<LazyDevice>();
+    if (own_rank == rank) device = backend.get();
+    return backend;
+  };
+  return parts;
+}
+
+ReplicaParts ClockedParts(const HandClock& clock, absl::Duration lease, absl::Duration seal_timeout) {
+  ReplicaParts parts;
+  parts.options = [=, clock = clock.reader()](int) {
+    EngineOptions options;
+    options.lease = lease;
+    options.seal_timeout = seal_timeout;
+    options.clock = clock;
+    return options;
+  };
+  return parts;
+}
+
 ReplicaSet::ReplicaSet(const TinyModel& model, int size, OnLoss on_loss, ReplicaParts parts)
     : model_(model), parts_(std::move(parts)), hub_(size, on_loss), engines_(size) {
   std::vector<std::thread> starts;
@@ -97,6 +119,13 @@ absl::Status SendPart(Trainer& trainer, const Batch& batch, int rank) {
   return absl::OkStatus();
 }
 
+absl::Status SendParts(std::vector<std::unique_ptr<Trainer>>& trainers, const Batch& batch) {
+  for (size_t rank = 0; rank < trainers.size(); ++rank) {
+    SHARDMLP_RETURN_IF_ERROR(SendPart(*trainers[rank], batch, static_cast<int>(rank)));
+  }
+  return absl::OkStatus();
+}
+
 namespace {
 
 absl::Status TryStep(std::vector<std::unique_ptr<Trainer>>& trainers, const Batch& batch,
@@ -108,9 +137,7 @@ absl::Status TryStep(std::vector<std::unique_ptr<Trainer>>& trainers, const Batc
                        [&](const auto& trainer) { return trainer->position() == trainers[0]->position(); });
   };
   while (!catch_up()) std::this_thread::yield();
-  for (size_t rank = 0; rank < trainers.size(); ++rank) {
-    SHARDMLP_RETURN_IF_ERROR(SendPart(*trainers[rank], batch, static_cast<int>(rank)));
-  }
+  SHARDMLP_RETURN_IF_ERROR(SendParts(trainers, batch));
   std::vector<Reply<SealResult>> seals;
   for (const auto& trainer : trainers) seals.push_back(trainer->StartSeal());
   for (const auto& seal : seals) SHARDMLP_RETURN_IF_ERROR(seal.Wait().status());

@@ -5,6 +5,8 @@
 #include <memory>
 #include <vector>
 
+#include "tests/engine/hand_clock.h"
+#include "tests/engine/lazy_device.h"
 #include "tests/engine/trainer.h"
 #include "tests/sync/hub_replicas.h"
 
@@ -18,6 +20,11 @@ struct ReplicaParts {
   // Null: one of the set's hub.
   std::function<std::unique_ptr<Replicas>(int rank)> replicas = nullptr;
 };
+
+// Replicas on lazy devices, that of `rank` noted in `device`, which must outlive them.
+ReplicaParts LazyParts(int rank, LazyDevice*& device);
+// Replicas by that clock.
+ReplicaParts ClockedParts(const HandClock& clock, absl::Duration lease, absl::Duration seal_timeout);
 
 class ReplicaSet {
  public:
@@ -61,6 +68,8 @@ struct Batch {
 
 // Backward of a trainer's part.
 absl::Status SendPart(Trainer& trainer, const Batch& batch, int rank);
+// Of all trainers; each one's rank is its place.
+absl::Status SendParts(std::vector<std::unique_ptr<Trainer>>& trainers, const Batch& batch);
 // A step of all trainers, begun again wherever it's aborted; each trainer's rank is its place.
 void TrainStep(std::vector<std::unique_ptr<Trainer>>& trainers, const Batch& batch,
                const Hyperparameters& hyperparameters);

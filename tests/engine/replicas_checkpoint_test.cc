@@ -122,7 +122,7 @@ TEST_F(ReplicaCheckpointTest, WhoIsCutOffBeforeItsTurnToRestoreHasRestoredNothin
   replicas[1]->SaveCheckpoint("start", save.done());
   ASSERT_TRUE(Succeeds(save.Wait()));
   TrainStep(trainers, BatchOf(0), kAdamW);
-  for (int rank = 0; rank < 2; ++rank) ASSERT_TRUE(Succeeds(SendPart(*trainers[rank], BatchOf(1), rank)));
+  ASSERT_TRUE(Succeeds(SendParts(trainers, BatchOf(1))));
   const Reply<SealResult> sealed[] = {trainers[0]->StartSeal(), trainers[1]->StartSeal()};
   for (const Reply<SealResult>& seal : sealed) ASSERT_TRUE(Succeeds(seal.Wait()));
   device->HoldUpdates(gate);

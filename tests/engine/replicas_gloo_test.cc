@@ -68,7 +68,7 @@ TEST_F(GlooReplicasTest, ASaveThatTakesLongerThanASumMayCostsNobodyTheAttempt) {
   TrainStep(trainers, BatchOf(0), kAdamW);
   replicas.ExpectAlike();
   // With its rows there, which take the device too.
-  for (int rank = 0; rank < 2; ++rank) ASSERT_TRUE(Succeeds(SendPart(*trainers[rank], BatchOf(1), rank)));
+  ASSERT_TRUE(Succeeds(SendParts(trainers, BatchOf(1))));
   SlowSave save(replicas[1], *devices_[1]);
   const Reply<SealResult> first = trainers[0]->StartSeal(), second = trainers[1]->StartSeal();
   absl::SleepFor(2 * kSum);

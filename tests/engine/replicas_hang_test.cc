@@ -83,18 +83,13 @@ class WrappedReplicas final : public Replicas, private ReplicaObserver {
 class HangTest : public ::testing::TestWithParam<OnLoss> {
  protected:
   HangTest() {
-    ReplicaParts parts;
+    ReplicaParts parts = LazyParts(2, device_);
     parts.options = [this](int) {
       EngineOptions options;
       options.lease = options.seal_timeout = absl::Hours(100'000);
       options.hang_timeout = kHang;
       options.clock = clock_.reader();
       return options;
-    };
-    parts.backend = [this](int rank) {
-      auto backend = std::make_unique<LazyDevice>();
-      if (rank == 2) device_ = backend.get();
-      return backend;
     };
     parts.checkpoints = [this](int rank) {
       return rank == 2 ? CheckpointStore::Open(folder_.path(), model_.spec()).value() : nullptr;
@@ -126,7 +121,7 @@ class HangTest : public ::testing::TestWithParam<OnLoss> {
     PassUntil([&] { return (*replicas_)[0]->replica().member_count == count; });
   }
   std::vector<Reply<SealResult>> SendAndSeal(int step) {
-    for (int rank = 0; rank < 2; ++rank) EXPECT_TRUE(Succeeds(SendPart(*trainers_[rank], BatchOf(step), rank)));
+    EXPECT_TRUE(Succeeds(SendParts(trainers_, BatchOf(step))));
     return {trainers_[0]->StartSeal(), trainers_[1]->StartSeal()};
   }
   // Time passes, and replica 2 is lost to the others, since `what` hangs.

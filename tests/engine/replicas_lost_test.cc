@@ -15,31 +15,25 @@ namespace {
 
 const AdamW kAdamW{.learning_rate = 0.01};
 
+void SendAndSeal(std::vector<std::unique_ptr<Trainer>>& trainers, const Batch& batch) {
+  ASSERT_TRUE(Succeeds(SendParts(trainers, batch)));
+  const Reply<SealResult> first = trainers[0]->StartSeal(), second = trainers[1]->StartSeal();
+  ASSERT_TRUE(Succeeds(first.Wait()));
+  ASSERT_TRUE(Succeeds(second.Wait()));
+}
+
 // Three replicas; trainers at 0 and 1; 2 is the one that is lost, in step 1 of three.
 class LostReplicaTest : public ::testing::TestWithParam<OnLoss> {
  protected:
   LostReplicaTest() {
-    ReplicaParts parts;
-    parts.backend = [this](int rank) {
-      auto backend = std::make_unique<LazyDevice>();
-      if (rank == 0) device_ = backend.get();
-      return backend;
-    };
-    replicas_ = std::make_unique<ReplicaSet>(model_, 3, GetParam(), parts);
+    replicas_ = std::make_unique<ReplicaSet>(model_, 3, GetParam(), LazyParts(0, device_));
     trainers_ = OpenTrainers(*replicas_, 2);
     TrainStep(trainers_, BatchOf(0), kAdamW);
   }
 
   Batch BatchOf(int step) const { return Batch(model_, {5, 6}, step); }
-  void SendBoth() {
-    for (int rank = 0; rank < 2; ++rank) ASSERT_TRUE(Succeeds(SendPart(*trainers_[rank], BatchOf(1), rank)));
-  }
-  void SealBoth() {
-    SendBoth();
-    const Reply<SealResult> first = trainers_[0]->StartSeal(), second = trainers_[1]->StartSeal();
-    ASSERT_TRUE(Succeeds(first.Wait()));
-    ASSERT_TRUE(Succeeds(second.Wait()));
-  }
+  void SendBoth() { ASSERT_TRUE(Succeeds(SendParts(trainers_, BatchOf(1)))); }
+  void SealBoth() { SendAndSeal(trainers_, BatchOf(1)); }
   template <typename T>
   static ::testing::AssertionResult Lost(const T& result) {
     return Fails(result, absl::StatusCode::kAborted, Reason::kStepAborted, {"a replica was lost", "rank 2"});
@@ -181,10 +175,7 @@ TEST_F(ReplacedReplicaTest, ACommitThatOnlyTheLostOneHadIsDoneOver) {
   ReplicaSet replicas(model_, 2);
   auto trainers = OpenTrainers(replicas, 2);
   TrainStep(trainers, BatchOf(0), kAdamW);
-  for (int rank = 0; rank < 2; ++rank) ASSERT_TRUE(Succeeds(SendPart(*trainers[rank], BatchOf(1), rank)));
-  const Reply<SealResult> first = trainers[0]->StartSeal(), second = trainers[1]->StartSeal();
-  ASSERT_TRUE(Succeeds(first.Wait()));
-  ASSERT_TRUE(Succeeds(second.Wait()));
+  SendAndSeal(trainers, BatchOf(1));
   replicas.hub().Hold();
   const Reply<StepPosition> told = trainers[0]->StartCommit(trainers[0]->CommitOf(kAdamW));
   const Reply<StepPosition> other = trainers[1]->StartCommit(trainers[1]->CommitOf(kAdamW));
@@ -206,7 +197,7 @@ TEST_F(ReplacedReplicaTest, ACommitThatOnlyTheLostOneHadIsDoneOver) {
 TEST_F(ReplacedReplicaTest, OneThatIsLostWithItsTrainerEndsTheStepAndBothBeginItAgain) {
   ReplicaSet replicas(model_, 2);
   auto trainers = OpenTrainers(replicas, 2);
-  for (int rank = 0; rank < 2; ++rank) ASSERT_TRUE(Succeeds(SendPart(*trainers[rank], BatchOf(0), rank)));
+  ASSERT_TRUE(Succeeds(SendParts(trainers, BatchOf(0))));
   const Reply<SealResult> seal = trainers[0]->StartSeal();
   trainers[1] = nullptr;
   replicas.Kill(1);
@@ -242,15 +233,7 @@ TEST_F(ReplacedReplicaTest, RowsThatWereSentMeanwhileCountWhereNothingWasLost) {
 
 TEST_F(ReplacedReplicaTest, ASealThatWaitsTooLongForAReplicaSaysSo) {
   HandClock clock;
-  ReplicaParts parts;
-  parts.options = [&](int) {
-    EngineOptions options;
-    options.lease = absl::Hours(1);
-    options.seal_timeout = absl::Milliseconds(40);
-    options.clock = clock.reader();
-    return options;
-  };
-  ReplicaSet replicas(model_, 2, OnLoss::kWait, parts);
+  ReplicaSet replicas(model_, 2, OnLoss::kWait, ClockedParts(clock, absl::Hours(1), absl::Milliseconds(40)));
   auto trainers = OpenTrainers(replicas, 1);
   replicas.Kill(1);
   const Reply<SealResult> seal = trainers[0]->StartSeal();
@@ -263,17 +246,9 @@ TEST_F(ReplacedReplicaTest, ASealThatWaitsTooLongForAReplicaSaysSo) {
 
 TEST_F(ReplacedReplicaTest, ATrainerThatIsLostAtOneEndsTheAttemptAtBoth) {
   HandClock clock;
-  ReplicaParts parts;
-  parts.options = [&](int) {
-    EngineOptions options;
-    options.lease = absl::Milliseconds(40);
-    options.seal_timeout = absl::Hours(1);
-    options.clock = clock.reader();
-    return options;
-  };
-  ReplicaSet replicas(model_, 2, OnLoss::kWait, parts);
+  ReplicaSet replicas(model_, 2, OnLoss::kWait, ClockedParts(clock, absl::Milliseconds(40), absl::Hours(1)));
   auto trainers = OpenTrainers(replicas, 2);
-  for (int rank = 0; rank < 2; ++rank) ASSERT_TRUE(Succeeds(SendPart(*trainers[rank], BatchOf(0), rank)));
+  ASSERT_TRUE(Succeeds(SendParts(trainers, BatchOf(0))));
   const Reply<SealResult> seal = trainers[0]->StartSeal();
   clock.Advance(absl::Milliseconds(30));
   ASSERT_TRUE(Succeeds(replicas[0]->RenewSession(trainers[0]->session())));
@@ -288,13 +263,7 @@ TEST_F(ReplacedReplicaTest, ATrainerThatIsLostAtOneEndsTheAttemptAtBoth) {
 
 TEST_F(ReplacedReplicaTest, OneWhoseDeviceBreaksLeavesTheOthers) {
   LazyDevice* device = nullptr;
-  ReplicaParts parts;
-  parts.backend = [&](int rank) {
-    auto backend = std::make_unique<LazyDevice>();
-    if (rank == 1) device = backend.get();
-    return backend;
-  };
-  ReplicaSet replicas(model_, 2, OnLoss::kContinue, parts);
+  ReplicaSet replicas(model_, 2, OnLoss::kContinue, LazyParts(1, device));
   auto trainers = OpenTrainers(replicas, 1);
   ASSERT_TRUE(Succeeds(SendPart(*trainers[0], BatchOf(0), 0)));
   device->Break();

@@ -58,9 +58,7 @@ class TwoReplicasTest : public ::testing::Test {
   std::vector<std::unique_ptr<Trainer>> trainers_ = OpenTrainers(replicas_, 2);
   const Batch batch_{model_, {5, 6}, 1};
 
-  void SendBoth() {
-    for (int rank = 0; rank < 2; ++rank) ASSERT_TRUE(Succeeds(SendPart(*trainers_[rank], batch_, rank)));
-  }
+  void SendBoth() { ASSERT_TRUE(Succeeds(SendParts(trainers_, batch_))); }
 };
 
 TEST_F(TwoReplicasTest, StartFromTheVersionOfOne) {
@@ -204,7 +202,7 @@ TEST_F(TwoReplicasTest, SumsOfAnAttemptThatEndedLeaveTheNextAlone) {
 
   ReplicaSet undisturbed(model_, 2);
   auto trainers = OpenTrainers(undisturbed, 2);
-  for (int rank = 0; rank < 2; ++rank) ASSERT_TRUE(Succeeds(SendPart(*trainers[rank], batch_, rank)));
+  ASSERT_TRUE(Succeeds(SendParts(trainers, batch_)));
   const Reply<SealResult> expected = trainers[0]->StartSeal();
   trainers[1]->StartSeal();
   EXPECT_EQ(first.Wait()->tensor_sums_of_squares, expected.Wait()->tensor_sums_of_squares);
@@ -213,13 +211,7 @@ TEST_F(TwoReplicasTest, SumsOfAnAttemptThatEndedLeaveTheNextAlone) {
 TEST(ReplicasDriftTest, StopsEveryReplicaAndNamesTheLayer) {
   const TinyModel model = ModelOf(DType::kF64);
   LazyDevice* device = nullptr;
-  ReplicaParts parts;
-  parts.backend = [&](int rank) {
-    auto backend = std::make_unique<LazyDevice>();
-    if (rank == 1) device = backend.get();
-    return backend;
-  };
-  ReplicaSet replicas(model, 3, OnLoss::kContinue, parts);
+  ReplicaSet replicas(model, 3, OnLoss::kContinue, LazyParts(1, device));
   auto trainers = OpenTrainers(replicas, 2);
   TrainStep(trainers, Batch(model, {5, 6}, 1), kAdamW);
   const int first_of_second_layer = 6;  // the first has six tensors

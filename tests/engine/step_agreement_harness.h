@@ -48,6 +48,10 @@ class Replica final : public StepPeers {
     Outbox outbox;
     step.Formed(generation, replicas, outbox);
   }
+  void Remove(int64_t session, bool lost) {
+    Outbox outbox;
+    step.RemoveTrainer(session, lost, outbox);
+  }
   void Expire(absl::Time now) {
     Outbox outbox;
     step.ExpireSeals(now, outbox);
@@ -109,10 +113,7 @@ class Replica final : public StepPeers {
 class AgreementTest : public ::testing::Test {
  protected:
   AgreementTest() {
-    for (Replica* replica : {&zero_, &one_}) {
-      Outbox outbox;
-      replica->step.Formed(1, {0, 1}, outbox);
-    }
+    for (Replica* replica : {&zero_, &one_}) replica->Form({0, 1}, 1);
     zero_.Open(1, 0, 2);
     one_.Open(2, 1, 2);
     HearAll();

@@ -33,10 +33,7 @@ TEST_F(AgreementTest, AllSealOnceAllHaveTheSumsAndTheFirstOnesAreEveryones) {
 TEST_F(AgreementTest, AReplicaWithoutATrainerTakesPart) {
   Log log;
   Replica zero(log, 0), one(log, 1);
-  for (Replica* replica : {&zero, &one}) {
-    Outbox outbox;
-    replica->step.Formed(1, {0, 1}, outbox);
-  }
+  for (Replica* replica : {&zero, &one}) replica->Form({0, 1}, 1);
   zero.Open(1, 0, 1);
   zero.Seal(1);
   one.Hear();
@@ -81,10 +78,7 @@ TEST_F(AgreementTest, TheFirstOfACommitAndADiscardStands) {
 TEST_F(AgreementTest, ACommitIsNotToldBecauseSomeoneReportsWhoMayNotHaveIt) {
   SealBoth();
   const auto commit = zero_.Commit(1, {0, 0, 1});
-  {
-    Outbox outbox;
-    one_.step.RemoveTrainer(2, /*lost=*/false, outbox);
-  }
+  one_.Remove(2, /*lost=*/false);
   zero_.Hear();
   zero_.Apply();
   EXPECT_EQ(commit->count, 0) << "replica 1 reported before it heard of the commit";
@@ -99,16 +93,10 @@ TEST_F(AgreementTest, ARunThatCommittedAtAnotherReplicaIsUnderWay) {
   HearAll();
   zero_.Apply();
   one_.Apply();
-  {
-    Outbox outbox;
-    one_.step.RemoveTrainer(2, /*lost=*/true, outbox);
-  }
+  one_.Remove(2, /*lost=*/true);
   HearAll();
   EXPECT_TRUE(one_.step.RunUnderWay(3));
-  {
-    Outbox outbox;
-    zero_.step.RemoveTrainer(1, /*lost=*/false, outbox);
-  }
+  zero_.Remove(1, /*lost=*/false);
   HearAll();
   EXPECT_FALSE(one_.step.RunUnderWay(3)) << "nobody is left who knows more";
 }
@@ -116,10 +104,7 @@ TEST_F(AgreementTest, ARunThatCommittedAtAnotherReplicaIsUnderWay) {
 TEST_F(AgreementTest, OfTwoSessionsOfARankThatOpenAtOnceTheLaterIsRefused) {
   Log log;
   Replica zero(log, 0), one(log, 1);
-  for (Replica* replica : {&zero, &one}) {
-    Outbox outbox;
-    replica->step.Formed(1, {0, 1}, outbox);
-  }
+  for (Replica* replica : {&zero, &one}) replica->Form({0, 1}, 1);
   zero.Open(1, 0, 1);
   one.Open(2, 0, 1);
   ASSERT_TRUE(Succeeds(one.Add(2, 4)));

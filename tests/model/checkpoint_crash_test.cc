@@ -1,9 +1,10 @@
 // A save that is cut off at any system call that changes the disk leaves the old checkpoint or the new one, whole.
 //
 // This program's own write, fsync, rename, renameat2, mkdir and unlinkat stand in for the C library's: they count the
-// calls, and end the process at a given one, or make it fail.
+// calls, and end the process at a given one, or make it fail. So does its statvfs, which says what room there is.
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -36,6 +37,7 @@ struct Disk {
   int fails_at = kNever;  // `error` instead of this call
   int error = EIO;
   bool exchanges = true;  // renameat2 knows RENAME_EXCHANGE
+  unsigned long free_bytes = 1 << 30;
   std::vector<std::string> log;
 };
 Disk disk;
@@ -95,6 +97,14 @@ int mkdir(const char* path, mode_t mode) noexcept {
 int unlinkat(int folder, const char* path, int flags) noexcept {
   if (!Allows("unlink")) return Fail(disk.error);
   return static_cast<int>(syscall(SYS_unlinkat, folder, path, flags));
+}
+
+int statvfs(const char*, struct statvfs* found) noexcept {
+  *found = {};
+  found->f_frsize = 1;
+  found->f_blocks = 1 << 30;
+  found->f_bfree = found->f_bavail = disk.free_bytes;
+  return 0;
 }
 
 }  // extern "C"
@@ -213,6 +223,20 @@ TEST_P(CheckpointCrashTest, ACallThatFailsLeavesTheOldOneOrTheNewOneAtOnce) {
   }
   EXPECT_GT(failures, 10);
   EXPECT_THAT(Names(), testing::ElementsAre("one"));
+}
+
+TEST_P(CheckpointCrashTest, ADiskWithoutRoomForTwoIsFoundBeforeAnythingIsWritten) {
+  ASSERT_TRUE(SaveWatched(1).ok());
+  const int64_t tensors = 2 * 3 * 2;  // layers, matrices, each as weights and as moments
+  const int64_t bytes = tensors * 4 * 6 * 4;
+  Watch();
+  disk.free_bytes = bytes - 1;
+  EXPECT_TRUE(Fails(SaveWatched(2), absl::StatusCode::kResourceExhausted, Reason::kStorageFull,
+                    {"takes 1152 bytes", "has 1151 free"}));
+  EXPECT_THAT(disk.log, testing::IsEmpty());
+  EXPECT_EQ(*WholeStep(*Open(), "one", model_), 1);
+  disk.free_bytes = bytes;
+  EXPECT_TRUE(SaveWatched(3).ok());
 }
 
 // What clients go by: a full disk stays full, so that trying again would only take time.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -118,6 +119,22 @@ def loss_of(model: torch.nn.Module, seed: int, **sizes: int) -> torch.Tensor:
     """The language-modelling loss of a random batch; of a masked model, as if all were masked."""
     ids = tokens(seed, **sizes)
     return model(input_ids=ids, labels=ids).loss
+
+
+def train(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, seeds: Iterable[int], max_norm: float | None = None
+) -> list[float]:
+    """A usual step on each of some random batches; returns their losses."""
+    losses = []
+    for seed in seeds:
+        loss = loss_of(model, seed)
+        loss.backward()
+        if max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
 
 
 def relative(got: torch.Tensor, expected: torch.Tensor) -> float:

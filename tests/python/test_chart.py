@@ -87,15 +87,31 @@ def test_server_takes_every_flag(rendered):
         assert re.search(rf"^ *{flag}\b", help_text, re.MULTILINE), flag
 
 
+def test_a_pods_name_is_its_rank_and_another_hosts_is_none(helm):
+    flags = flags_of(helm.render(INSECURE, "--set=replicas=3"))
+    asked = [f"{flag}={flags[flag]}" for flag in ("--replicas", "--rank", "--coordinator")]
+
+    def started_on(host: str, *flags: str) -> str:
+        server = f"hostname {host} && exec {os.environ['SHARDMLP_SERVER']} --insecure-listen-anywhere --model= \"$@\""
+        command = ["unshare", "--uts", "sh", "-c", server, "sh", *flags]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60).stderr
+
+    model_is_missing = "shardmlp-server: --model is missing"
+    assert started_on("shardmlp-2", *asked).startswith(model_is_missing), "it has a rank"
+    assert "--rank=3 is none of --replicas=3" in started_on("shardmlp-3", *asked)
+    assert '"ip-10-0-3-x", expected one that ends in a rank' in started_on("ip-10-0-3-x", *asked)
+    assert "--replicas=3 needs --rank" in started_on("ip-10-0-3-1", asked[0], asked[2])
+
+
 def test_pods_are_replicas_whose_rank_is_their_ordinal(rendered):
     pods, flags = the(rendered, "StatefulSet"), flags_of(rendered)
     count = pods["spec"]["replicas"]
-    assert "--rank" not in flags, "the server takes it from the pod's name"
     assert pods["spec"]["podManagementPolicy"] == "Parallel"
     if count == 1 or "--frozen" in flags:
-        assert "--replicas" not in flags and "--coordinator" not in flags
+        assert not flags.keys() & {"--replicas", "--rank", "--coordinator"}
         return
     assert int(flags["--replicas"]) == count
+    assert flags["--rank"] == "pod"
     peers = rendered["Service", pods["spec"]["serviceName"]]
     host, _, port = flags["--coordinator"].rpartition(":")
     assert host == f"{pods['metadata']['name']}-0.{peers['metadata']['name']}.{NAMESPACE}.svc.cluster.local"

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import models
 import pytest
 import torch
 from models import load_model, loss_of, mlp_names, relative
 
 import shardmlp
 
-
-def train(model, optimizer, seeds, remote=None):
-    losses = []
-    for seed in seeds:
-        loss = loss_of(model, seed)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
+train = partial(models.train, max_norm=1.0)
 
 
 def test_rollback_after_the_server_was_killed(folder, serve, offload, tmp_path):
@@ -27,12 +20,12 @@ def test_rollback_after_the_server_was_killed(folder, serve, offload, tmp_path):
     model = load_model(folder("llama"))
     remote = offload(model, server)
     optimizer = remote.wrap(torch.optim.AdamW(model.parameters(), lr=1e-3))
-    train(model, optimizer, range(3), remote)
+    train(model, optimizer, range(3))
     assert remote.save_checkpoint("three").step == 3
     torch.save({"model": remote.local_state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "local.pt")
-    expected = train(model, optimizer, range(3, 7), remote)
+    expected = train(model, optimizer, range(3, 7))
 
-    train(model, optimizer, range(50, 52), remote)  # lost work
+    train(model, optimizer, range(50, 52))  # lost work
     loss_of(model, 52).backward()
     server.kill()
     server.start()
@@ -41,7 +34,7 @@ def test_rollback_after_the_server_was_killed(folder, serve, offload, tmp_path):
     model.load_state_dict(local["model"])
     optimizer.load_state_dict(local["optimizer"])
     assert remote.step == 3
-    assert train(model, optimizer, range(3, 7), remote) == expected
+    assert train(model, optimizer, range(3, 7)) == expected
 
 
 @pytest.mark.parametrize("where", ["forward", "backward", "step"])

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from models import load_model, loss_of, relative, tokens
+from models import load_model, loss_of, relative, tokens, train
 
 import shardmlp
 
@@ -146,7 +146,5 @@ def test_compiled_checkpointing(twins):
     compiled = whole(twins.model)
     for seed in (1, 2):
         for model, (_, optimizer) in zip((compiled, twins.local), twins.each()):
-            loss_of(model, seed).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            train(model, optimizer, [seed])
     assert twins.difference() < 1e-5

@@ -15,7 +15,7 @@ from ctl import ctl, finish, start
 from cutting_proxy import CuttingProxy
 from health import ready
 from links import connect
-from models import load_model, loss_of
+from models import load_model, train
 from waiting import until
 
 import shardmlp
@@ -52,10 +52,7 @@ def test_a_drained_server_has_finished_its_calls_saved_itself_and_gone(folder, s
     model = load_model(folder("llama"))
     remote = offload(model, server)
     optimizer = remote.wrap(torch.optim.SGD(model.parameters(), lr=0.1))
-    for step in range(2):
-        loss_of(model, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(model, optimizer, range(2))
     remote.close()
     with open_call(server, folder) as release:
         draining = start(server.target, "drain", "--json")

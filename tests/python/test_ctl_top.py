@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 from ctl import CTL, ctl, finish, objects, start
-from models import load_model, loss_of
+from models import load_model, train
 from waiting import until
 
 import shardmlp
@@ -56,14 +56,11 @@ def asleep_after_its_first_look(server) -> subprocess.Popen:
         top.communicate()
 
 
-def train(folder, offload, server) -> None:
+def train_on(server, folder, offload) -> None:
     model = load_model(folder("llama"))
     remote = offload(model, server)
     optimizer = remote.wrap(torch.optim.SGD(model.parameters(), lr=0.1))
-    for step in range(6):
-        loss_of(model, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(model, optimizer, range(6))
 
 
 def answers(prometheus: Prometheus, title: str, legend: str | None = None) -> dict:
@@ -83,7 +80,7 @@ def test_its_numbers_are_those_of_the_dashboards_queries(folder, serve, offload,
         until(lambda: prometheus.values("shardmlp_step") == {(): 0})
         top = asleep_after_its_first_look(server)
         before = server.metrics()
-        train(folder, offload, server)
+        train_on(server, folder, offload)
         after = server.metrics()
         top.send_signal(signal.SIGCONT)
         (report,) = objects(finish(top))

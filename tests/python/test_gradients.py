@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models import load_model, loss_of, relative
+from models import load_model, loss_of, relative, train
 
 import shardmlp
 
@@ -348,10 +348,7 @@ def test_optimizer_that_is_new_starts_without_the_servers_old_state(folder, serv
     model = load_model(folder("llama"))
     remote = offload(model, server)
     optimizer = remote.wrap(torch.optim.AdamW(model.parameters(), lr=1e-3))
-    for seed in range(3):
-        loss_of(model, seed).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(model, optimizer, range(3))
     model.save_pretrained(tmp_path)
     remote.close()
 
@@ -362,10 +359,7 @@ def test_optimizer_that_is_new_starts_without_the_servers_old_state(folder, serv
             (model, remote.wrap(kind(model.parameters(), **options))),
             (local, kind(local.parameters(), **options)),
         ):
-            for seed in (5, 6):
-                loss_of(m, seed).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+            train(m, optimizer, (5, 6))
         mine = remote.state_dict()
         assert max(relative(mine[name], weights) for name, weights in local.state_dict().items()) < 1e-4
         model.save_pretrained(tmp_path)

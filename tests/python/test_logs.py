@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 import torch
-from models import load_model, loss_of
+from models import load_model, loss_of, train
 
 import shardmlp
 
@@ -18,13 +18,10 @@ def events(server) -> list[dict]:
     return [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
 
 
-def train(model, remote) -> None:
+def train_and_fail(model, remote) -> None:
     """Two steps, a batch that is dropped, and a request that fails."""
     optimizer = remote.wrap(torch.optim.SGD(model.parameters(), lr=0.1))
-    for seed in range(2):
-        loss_of(model, seed).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(model, optimizer, range(2))
     loss_of(model, 2).backward()
     optimizer.zero_grad()
     with pytest.raises(shardmlp.Error):
@@ -35,7 +32,7 @@ def test_a_line_a_step_with_the_ids_of_whose_it_is(folder, serve, offload):
     server = serve(folder("llama"), "--log-format=json")
     model = load_model(folder("llama"))
     remote = offload(model, server, run_id="mine")
-    train(model, remote)
+    train_and_fail(model, remote)
     remote.close()
     server.stop()
 
@@ -87,7 +84,7 @@ def test_text_is_the_default_and_worse_than_info_can_be_asked_for(folder, serve,
     server = serve(folder("llama"), "--log-level=warning")
     model = load_model(folder("llama"))
     with offload(model, server) as remote:
-        train(model, remote)
+        train_and_fail(model, remote)
     server.stop()
     lines = [line for line in server.log.read_text().splitlines() if "Z " in line]
     assert [line.split(" ", 2)[1] for line in lines] == ["warning"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from networks import free_port
+from process_group import process_group
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/operations.md").read_text()
@@ -32,22 +34,11 @@ def script() -> str:
 
 @pytest.mark.timeout(180)
 def test_the_walk_goes_as_it_is_written(tmp_path):
-    python = Path(os.sys.executable).parent
+    python = Path(sys.executable).parent
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PATH": f"{python}:{os.environ['PATH']}"}
-    shell = subprocess.Popen(
-        ["bash", "-uo", "pipefail", "-c", script()],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
+    options = {"cwd": ROOT, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with process_group(["bash", "-uo", "pipefail", "-c", script()], **options) as shell:
         out, _ = shell.communicate(timeout=150)
-    finally:
-        # Whatever it left behind, where it did not come to its end.
-        subprocess.run(["kill", "-9", "--", f"-{shell.pid}"], capture_output=True)
     print(out)
     assert shell.returncode == 0
     setting, model, start, load, top, watch, query, save, drain, restart, end = out.split(MARK)[:-1]
@@ -67,3 +58,18 @@ def test_the_walk_goes_as_it_is_written(tmp_path):
     assert f"restored checkpoint drain, step {drained}" in restart
     assert "by-hand" in restart and "drain" in restart
     assert "Error" not in end
+
+
+def test_what_a_walk_started_ends_with_whoever_walks():
+    """As where pytest is killed in the middle of it."""
+    walk = """
+from process_group import process_group
+with process_group(["sh", "-c", "sleep 1000 & echo $!; wait"]) as shell:
+    shell.wait()
+"""
+    walker = subprocess.Popen([sys.executable, "-c", walk], cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True)
+    pid = int(walker.stdout.readline())
+    assert Path(f"/proc/{pid}").exists()
+    walker.kill()
+    walker.communicate(timeout=30)  # until nobody has its standard output any more
+    assert not Path(f"/proc/{pid}/exe").exists(), "it is gone, or waits for somebody to notice"

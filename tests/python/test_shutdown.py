@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from cutting_proxy import CuttingProxy
-from models import load_model, loss_of
+from models import load_model, loss_of, train
 from waiting import until
 
 import shardmlp
@@ -117,22 +117,10 @@ def test_training_goes_on_from_the_checkpoint_after_sigterm_in_mid_step(folder, 
     model = load_model(folder("llama"))
     remote = offload(model, server, timeouts=shardmlp.Timeouts(connect=20, retry=20))
     optimizer = remote.wrap(torch.optim.AdamW(model.parameters(), lr=1e-3))
-
-    def train(seeds):
-        losses = []
-        for seed in seeds:
-            loss = loss_of(model, seed)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        return losses
-
-    train(range(2))
+    train(model, optimizer, range(2), max_norm=1.0)
     remote.save_checkpoint("two")
     torch.save({"model": remote.local_state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "local.pt")
-    expected = train(range(2, 5))
+    expected = train(model, optimizer, range(2, 5), max_norm=1.0)
 
     loss_of(model, 5).backward()
     assert server.stop() == 0
@@ -141,4 +129,4 @@ def test_training_goes_on_from_the_checkpoint_after_sigterm_in_mid_step(folder, 
     local = torch.load(tmp_path / "local.pt")
     model.load_state_dict(local["model"])
     optimizer.load_state_dict(local["optimizer"])
-    assert train(range(2, 5)) == expected
+    assert train(model, optimizer, range(2, 5), max_norm=1.0) == expected

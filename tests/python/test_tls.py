@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import ssl
 import subprocess
@@ -17,6 +18,7 @@ import torch
 from certificates import Authority, Mounted
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from models import load_model, loss_of
+from networks import free_port
 from waiting import until
 
 import shardmlp
@@ -274,6 +276,27 @@ def test_replicas_meet_over_tls_and_nobody_else_does(authority, other, folder, s
     second = serve(folder("llama"), *flags, *quick, "--rank=1", *authority.issue().flags())
     for server in (first, second):
         server.await_serving()
+
+
+def test_the_replicas_ca_is_watched(authority, folder, serve, tmp_path):
+    ca = tmp_path / "replicas-ca.crt"
+    shutil.copy(authority.ca, ca)
+    coordinator = f"--coordinator=127.0.0.1:{free_port()}"
+    flags = ("--replicas=2", coordinator, f"--replica-ca={ca}", *authority.issue().flags())
+    flags += ("--metrics-address=127.0.0.1:0",)
+    servers = [serve(folder("llama"), *flags, f"--rank={rank}") for rank in range(2)]
+    for server in servers:
+        server.await_serving()
+
+    def in_order() -> list[float]:
+        return [server.metrics()['shardmlp_files_in_order{file="replica_ca"}'] for server in servers]
+
+    assert in_order() == [1, 1]
+    ca.rename(tmp_path / "aside")
+    until(lambda: in_order() == [0, 0])
+    assert f"{ca}: No such file" in servers[0].log.read_text()
+    (tmp_path / "aside").rename(ca)
+    until(lambda: in_order() == [1, 1])
 
 
 def test_the_command_line_takes_flags_or_the_environment(authority, serve_tls):

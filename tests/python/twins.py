@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models import load_model, loss_of, relative
+from models import load_model, relative, train
 
 
 class Twins:
@@ -22,14 +22,7 @@ class Twins:
 
     def step(self, seed):
         """One usual step of both; returns both losses."""
-        losses = []
-        for model, optimizer in self.each():
-            loss = loss_of(model, seed)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        return losses
+        return [train(model, optimizer, [seed])[0] for model, optimizer in self.each()]
 
     def difference(self):
         """Of all weights, the largest, relative to the largest of its tensor."""

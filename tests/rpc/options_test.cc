@@ -131,7 +131,10 @@ TEST(OptionsTest, ReplicasThatDoNotFitEachOtherAreRefusedByName) {
   EXPECT_THAT(refusal({"--rank=0", "--coordinator=h:1", "--sum-by=nccl", "--device=cpu"}),
               HasSubstr("--sum-by=nccl needs a GPU, got --device=cpu"));
   EXPECT_THAT(refusal({"--rank=0", "--coordinator=h:1", "--sum-by=mpi"}), HasSubstr("mpi"));
-  EXPECT_THAT(refusal({"--rank=-1"}), HasSubstr("--rank"));
+  EXPECT_THAT(refusal({"--coordinator=h:1"}), HasSubstr("--replicas=2 needs --rank"));
+  for (const char* rank : {"--rank=-1", "--rank=-2", "--rank=1024", "--rank=pods", "--rank="}) {
+    EXPECT_THAT(refusal({rank}), AllOf(HasSubstr("--rank"), HasSubstr("expected 0 to 1023, or \"pod\""))) << rank;
+  }
   EXPECT_THAT(Refusal({"--model=m", "--coordinator=h:1"}), HasSubstr("need --replicas above 1"));
   EXPECT_THAT(Refusal({"--model=m", "--rank=1"}), HasSubstr("need --replicas above 1"));
   EXPECT_THAT(Refusal({"--model=m", "--replicas=0"}), HasSubstr("--replicas: Value 0 not in range 1 to 1024"));

@@ -170,11 +170,14 @@ TEST_F(TokenServerTest, WhetherFilesAreInOrderIsInTheMetricsAndAllThatIsWrongIsT
   options.listen = {"127.0.0.1:0"};
   options.token_file = FileOf(kToken);
   options.tls = {.cert = "/nowhere/cert", .key = "/nowhere/key"};
+  options.replica_ca = "/nowhere/replicas-ca";
   RpcServer server(options, metrics_);
   absl::Status found = server.Refresh();
-  EXPECT_THAT(std::string(found.message()), AllOf(HasSubstr("/nowhere/cert"), Not(HasSubstr("has no token"))));
+  EXPECT_THAT(std::string(found.message()),
+              AllOf(HasSubstr("/nowhere/cert"), HasSubstr("/nowhere/replicas-ca"), Not(HasSubstr("has no token"))));
   EXPECT_EQ(Metric("shardmlp_files_in_order{file=\"tokens\"}"), 1);
   EXPECT_EQ(Metric("shardmlp_files_in_order{file=\"certificate\"}"), 0);
+  EXPECT_EQ(Metric("shardmlp_files_in_order{file=\"replica_ca\"}"), 0);
   FileOf("");
   found = server.Refresh();
   EXPECT_THAT(std::string(found.message()), AllOf(HasSubstr("/nowhere/cert"), HasSubstr("has no token")));

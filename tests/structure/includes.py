@@ -17,6 +17,17 @@ PLANNING = (
     "server/model/model_config.h",
     "server/model/model_spec.h",
 )
+# What shardmlpctl's commands share: the files of client/cli that stand below the commands' own folders.
+COMMANDS_SHARE = (
+    "client/cli/elements",
+    "client/cli/flags",
+    "client/cli/layer_cost",
+    "client/cli/layers",
+    "client/cli/stop",
+    "client/cli/trainers_json",
+    "client/cli/units",
+)
+COMMAND = ("client/cpp/", "kernels/", *COMMANDS_SHARE)
 # Leaves.
 METRICS = ("server/metrics", "server/process_metrics")
 LOG = ("server/log",)
@@ -37,7 +48,12 @@ ALLOWED = {
     "server/": ("grpc/", "grpcpp/", "kernels/", *TIMES),
     "client/cpp/": (*PROTOCOL, *SHARED),
     "client/python/": ("client/cpp/", *SHARED),
-    "client/cli/": ("client/cpp/", "kernels/", *PLANNING),
+    **dict.fromkeys(COMMANDS_SHARE, COMMAND),
+    "client/cli/bench/": COMMAND,
+    "client/cli/plan/": ("client/cli/bench/", *COMMAND, *PLANNING),
+    "client/cli/top/": COMMAND,
+    "client/cli/verify/": COMMAND,
+    "client/cli/": ("client/cpp/", "kernels/"),
 }
 OURS = (*PROTOCOL, "kernels/", "server/", "client/", "tests/")
 INCLUDE = re.compile(r'\s*#\s*include\s*[<"]([^>"]+)[>"]')

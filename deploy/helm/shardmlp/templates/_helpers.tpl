@@ -150,6 +150,7 @@ token: {{ . }}
 - --drain-timeout={{ .Values.seconds.drain }}s
 {{- if include "shardmlp.synced" . }}
 - --replicas={{ .Values.replicas }}
+- --rank=pod
 - --coordinator={{ include "shardmlp.coordinator" . }}
 - --on-loss={{ .Values.onLoss }}
 - --replica-start-timeout={{ .Values.seconds.replicaStart }}s
