@@ -119,6 +119,7 @@ TEST_P(LostReplicaTest, OnceTheCommitIsAtOneOfThree) {
   if (GetParam() == OnLoss::kWait) replicas_->Start(2);
   EXPECT_EQ(first.Wait()->step, 2);
   EXPECT_EQ(again.Wait()->step, 2);
+  replicas_->AwaitStep(1, 2);
   EXPECT_EQ(trainers_[1]->StartCommit(trainers_[1]->CommitOf(kAdamW)).Wait()->step, 2) << "it got the state from there";
   if (GetParam() == OnLoss::kWait) replicas_->Kill(2);
   ExpectAsUndisturbed(true);
