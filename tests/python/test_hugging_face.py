@@ -177,6 +177,41 @@ def test_what_save_total_limit_deletes_is_deleted_on_the_server_too(folder, serv
     assert {c.name for c in remote.checkpoints()} == {"of-another", "a-10", "a-12"} == {"of-another"} | kept()
 
 
+def test_checkpoints_that_the_trainer_deletes_at_once_leave_nothing(folder, serve, offload, tmp_path):
+    """As where an earlier run's later ones are in its folder."""
+    saving = dict(save_strategy="steps", save_steps=2, save_total_limit=2)
+    model = load_model(folder("llama"))
+    remote = offload(model, serve(folder("llama")))
+    make(model, tmp_path / "a", remote, **saving).train()
+    remote.close()
+    model = load_model(folder("llama"))
+    remote = offload(model, serve(folder("llama")))
+    make(model, tmp_path / "a", remote, **saving).train()
+    make(load_model(folder("llama")), tmp_path / "b", **saving).train()
+    make(load_model(folder("llama")), tmp_path / "b", **saving).train()
+    assert {f.name for f in (tmp_path / "a").iterdir()} == {f.name for f in (tmp_path / "b").iterdir()}
+    notes = (tmp_path / "a").glob("checkpoint-*/shardmlp.json")
+    assert {c.name for c in remote.checkpoints()} <= {json.loads(note.read_text())["checkpoint"] for note in notes}
+
+
+def test_frozen_mlps_are_not_saved_and_resume(folder, serve, offload, tmp_path):
+    """Nothing of the server's changes, so that one that can save nothing does too."""
+
+    def run(server=None, **options):
+        model = load_model(folder("llama"))
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(".mlp." not in name)
+        remote = None if server is None else offload(model, server)
+        out = tmp_path / ("local" if server is None else "remote")
+        trainer = make(model, out, remote, save_strategy="steps", save_steps=3, **options)
+        trainer.train(resume_from_checkpoint="num_train_epochs" in options)
+        return trainer
+
+    server = serve(folder("llama"), "--frozen")
+    for options in ({}, {"num_train_epochs": 2}):
+        assert_same_run(run(server, **options), run(**options))
+
+
 def test_resuming_is_refused_without_the_servers_checkpoint(folder, serve, offload, tmp_path):
     server = serve(folder("llama"))
     model = load_model(folder("llama"))

@@ -218,6 +218,22 @@ def test_model_of_another_size_is_refused(folder, serve, offload):
         offload(load_model(folder("gpt2")), serve(folder("llama")))
 
 
+def test_target_without_a_server_is_refused(folder):
+    with pytest.raises(ValueError, match="target names no server"):
+        shardmlp.offload(load_model(folder("llama")), [])
+
+
+def test_parts_of_an_offloaded_mlp_cannot_be_called(folder, serve, offload):
+    """As kernels that replace an MLP's forward would, which would compute with what is not there."""
+    model = load_model(folder("llama"))
+    server = serve(folder("llama"))
+    offload(model, server)
+    mlp, x = model.model.layers[0].mlp, torch.randn(3, model.config.hidden_size)
+    for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj):
+        with pytest.raises(shardmlp.Error, match=r"mlp\.\w+_proj is on .*, which computes its MLP as a whole"):
+            part(x)
+
+
 @pytest.mark.parametrize("family, path", [("llama", "model.layers.0.mlp"), ("opt", "model.decoder.layers.0.fc1")])
 def test_second_offload_is_refused(folder, serve, offload, family, path):
     model = load_model(folder(family))

@@ -154,9 +154,12 @@ class _Callback(TrainerCallback):
     def on_save(self, args, state, control, **kwargs):
         if not state.is_world_process_zero:
             return
-        saved = self._remote.save_checkpoint(f"{_plain_name(args.output_dir)}-{self._remote.step}")
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        (folder / _FILE).write_text(json.dumps({"checkpoint": saved.name, "step": saved.step}))
+        if folder.is_dir():  # else the trainer has deleted it already, as beyond its save_total_limit
+            name = None
+            if any(p.requires_grad for p in self._remote._step.placeholders.values()):
+                name = self._remote.save_checkpoint(f"{_plain_name(args.output_dir)}-{self._remote.step}").name
+            (folder / _FILE).write_text(json.dumps({"checkpoint": name, "step": self._remote.step}))
         self._delete_rotated(args.output_dir)
 
     def _delete_rotated(self, output_dir: str) -> None:
@@ -173,7 +176,8 @@ class _Callback(TrainerCallback):
 
 def _noted(output_dir: str) -> set[str]:
     """The server's checkpoints of the trainer's in ``output_dir``."""
-    return {json.loads(file.read_text())["checkpoint"] for file in Path(output_dir).glob(f"checkpoint-*/{_FILE}")}
+    notes = (json.loads(file.read_text()) for file in Path(output_dir).glob(f"checkpoint-*/{_FILE}"))
+    return {note["checkpoint"] for note in notes} - {None}
 
 
 def _plain_name(path: str) -> str:
@@ -200,6 +204,8 @@ def _restore(folder: str, remote: Remote) -> None:
             "shardmlp, or the run ended before the server had saved its part. Resume from an earlier one"
         )
     saved = json.loads(file.read_text())
+    if saved["checkpoint"] is None:  # nothing was trained on the server
+        return
     remote.restore(saved["checkpoint"])
     if remote.step != saved["step"]:
         raise ValueError(

@@ -18,7 +18,7 @@ from .credentials import Credentials
 from .errors import Error, StepAborted
 from .matching import Match, check_outputs, check_weights, local_weights, match_layers
 from .optimizers import check_holds, check_optimizer, check_state, refuse_unwrapped
-from .remote_mlp import Placeholder, RemoteMLP, set_fetches
+from .remote_mlp import Follower, Placeholder, RemoteMLP, set_fetches
 from .servers import MemoryPlan, Servers, choose_replicas
 from .step import Step
 
@@ -83,6 +83,8 @@ def offload(
     if wrapper is not None:
         raise ValueError("the model is wrapped in DistributedDataParallel already: offload it first, and wrap it then")
     targets = [target] if isinstance(target, str) else list(target)
+    if not targets:
+        raise ValueError('target names no server, expected "host:port", "unix:/path", or several of them')
     credentials = Credentials.from_environment() if credentials is None else credentials
     connected = [Connection(each, connections, timeouts, credentials) for each in targets]
     servers = Servers(choose_replicas(connected, trainer_rank))
@@ -299,7 +301,7 @@ class Remote:
     def _swap(self, match: Match, connection: Connection, keep_input: bool) -> OffloadedLayer:
         freed = sum(p.numel() * p.element_size() for p in match.parameters() if not p.is_meta)
         first, *rest = match.parts
-        followers = [Placeholder(part.module, part.tensors, connection) for part in rest]
+        followers = [Follower(part.module, part.tensors, connection) for part in rest]
         module = RemoteMLP(
             first.module, first.tensors, followers, match.layer, self._step, match.output_dropout, keep_input
         )

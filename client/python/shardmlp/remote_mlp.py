@@ -12,8 +12,8 @@ from .step import Step
 
 
 class Placeholder(nn.Module):
-    """Stands where a module of an MLP was, and holds its parameters without their memory. Where it is called, the
-    server has done its part already: it returns what it is given.
+    """Stands where a module of an MLP was, and holds its parameters without their memory. It can't be called: the server
+    computes an MLP as a whole.
 
     Its submodules and parameters have the original's names, and the parameters are the original Parameter objects.
     """
@@ -35,8 +35,13 @@ class Placeholder(nn.Module):
             self.add_module(child, Placeholder(original.get_submodule(child), its_tensors, connection))
         self.train(original.training)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x
+    def forward(self, *args, **kwargs):
+        raise Error(
+            f"{self._owned} is on {self._connection.target}, which computes its MLP as a whole: call the MLP, and patch "
+            "what replaces an MLP's forward (fused kernels and the like) off",
+            "FAILED_PRECONDITION",
+            "UNSUPPORTED_MODEL",
+        )
 
     def placeholders(self) -> dict[str, nn.Parameter]:
         """The Parameters that stand for the server's tensors, by the server's names."""
@@ -125,6 +130,14 @@ def _check_version(state_dict, prefix: str, target: str, version: int) -> None:
     state_dict._metadata[prefix[:-1]]["weights_version"] = (target, version)
 
 
+class Follower(Placeholder):
+    """A module behind the one that stands for the whole MLP: where it is called, the server has done its part already,
+    and it returns what it is given."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
 class RemoteMLP(Placeholder):
     """An MLP whose weights a server owns: y = MLP(x), x [..., H] to y [..., O], in x's dtype (under autocast, in its).
 
@@ -141,7 +154,7 @@ class RemoteMLP(Placeholder):
         self,
         original: nn.Module,
         tensors: dict[str, _native.Tensor],
-        followers: list[Placeholder],
+        followers: list[Follower],
         layer: _native.Layer,
         step: Step,
         output_dropout: nn.Module | None,
