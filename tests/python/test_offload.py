@@ -218,6 +218,24 @@ def test_model_of_another_size_is_refused(folder, serve, offload):
         offload(load_model(folder("gpt2")), serve(folder("llama")))
 
 
+def test_servers_of_one_model_are_named_in_one_call(folder, serve, offload):
+    """Two calls would be two steps, each of which could commit without the other."""
+    model = load_model(folder("llama"))
+    offload(model, serve(folder("llama"), "--layers=0"))
+    with pytest.raises(ValueError, match=r"model.layers.0.mlp is offloaded already.*offload\(model, \[target"):
+        offload(model, serve(folder("llama"), "--layers=1"))
+
+
+def test_mlps_that_share_a_parameter_are_refused(folder, serve, offload):
+    model = load_model(folder("llama"))
+    first, second = (layer.mlp for layer in model.model.layers[:2])
+    second.up_proj.weight = first.up_proj.weight
+    match = "cannot offload model.layers.1.mlp.up_proj.weight: it is one parameter with model.layers.0.mlp.up_proj"
+    with pytest.raises(ValueError, match=match):
+        offload(model, serve(folder("llama")))
+    assert not any(isinstance(module, shardmlp.RemoteMLP) for module in model.modules())
+
+
 def test_target_without_a_server_is_refused(folder):
     with pytest.raises(ValueError, match="target names no server"):
         shardmlp.offload(load_model(folder("llama")), [])

@@ -93,6 +93,24 @@ def match_layers(model: nn.Module, served: _native.ServedModel) -> list[Match]:
     return [_match(model, served, layer, paths) for layer in served.layers]
 
 
+def check_alone(model: nn.Module, matches: Iterable[Match]) -> None:
+    """Raises ValueError where another call has offloaded a part of ``model``, or two of its MLPs share a parameter."""
+    for path, module in model.named_modules():
+        if isinstance(module, RemoteMLP):
+            raise ValueError(
+                f"{path} is offloaded already: a step is one on all servers of a model, so that one call has to name "
+                "them all, as offload(model, [target, ...])"
+            )
+    owners: dict[int, str] = {}
+    for match in matches:
+        for part in match.parts:
+            for name in part.tensors:
+                path = f"{part.path}.{name}"
+                other = owners.setdefault(id(part.module.get_parameter(name)), path)
+                if other != path:
+                    _refuse(path, f"it is one parameter with {other}, and the server owns two")
+
+
 def local_weights(matches: list[Match]) -> Iterator[tuple[str, torch.Tensor, _native.Tensor]]:
     """The name in the model, weights, and the server's tensor, of all that are in memory here."""
     for match in matches:

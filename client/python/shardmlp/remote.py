@@ -16,7 +16,7 @@ from . import _native
 from .connection import Connection, Run, Timeouts
 from .credentials import Credentials
 from .errors import Error, StepAborted
-from .matching import Match, check_outputs, check_weights, local_weights, match_layers
+from .matching import Match, check_alone, check_outputs, check_weights, local_weights, match_layers
 from .optimizers import check_holds, check_optimizer, check_state, refuse_unwrapped
 from .remote_mlp import Follower, Placeholder, RemoteMLP, set_fetches
 from .servers import MemoryPlan, Servers, choose_replicas
@@ -89,6 +89,7 @@ def offload(
     connected = [Connection(each, connections, timeouts, credentials) for each in targets]
     servers = Servers(choose_replicas(connected, trainer_rank))
     matches = {connection: match_layers(model, connection.model) for connection in servers.connections}
+    check_alone(model, (match for own in matches.values() for match in own))
     for connection in () if keep_inputs else servers.connections:
         if connection.model.memory.stash_bytes == 0:
             raise ValueError(
@@ -101,9 +102,9 @@ def offload(
             connection.open_session(Run(run_id, trainer_count, trainer_rank, train))
             if connection.session.run_under_way and not resume:
                 raise Error(
-                    f"run {run_id!r} is under way, at step {connection.session.position.step}, and its other trainers are there yet: to "
-                    "join it again, offload with resume=True and load this trainer's own parameters and optimizer of "
-                    "that step; or stop all, and take them and the server to one checkpoint",
+                    f"run {run_id!r} is under way, at step {connection.session.position.step}, and its other trainers "
+                    "are there yet: to join it again, offload with resume=True and load this trainer's own parameters "
+                    "and optimizer of that step; or stop all, and take them and the server to one checkpoint",
                     "FAILED_PRECONDITION",
                     "RUN_CONFLICT",
                 )
