@@ -55,6 +55,7 @@ class Server:
     def freeze(self) -> None:
         """It keeps its connections and answers nothing, until thawed."""
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # all of its threads stand
 
     def thaw(self) -> None:
         self._process.send_signal(signal.SIGCONT)
