@@ -15,8 +15,8 @@ namespace shardmlp {
 // In one buffer, in one dtype. For the device thread.
 class LayerTensors {
  public:
-  // Elements of the buffer. Each tensor begins at a multiple of 128, which are 256 bytes at least, so that of every
-  // dtype the buffer takes just its bytes of what is reserved.
+  // Elements of the buffer. Each tensor begins at a multiple of kElements, so that of every dtype the buffer takes just
+  // its bytes of what is reserved.
   static int64_t ElementCount(const MlpConfig& mlp) {
     int64_t count = 0;
     for (const Shape& shape : ShapesOf(mlp)) count += Padded(shape);
@@ -51,7 +51,10 @@ class LayerTensors {
     int64_t rows;
     int64_t cols;
   };
-  static int64_t Padded(const Shape& shape) { return (shape.rows * shape.cols + 127) / 128 * 128; }
+  static constexpr int64_t kElements = kBufferAlignment / SizeOf(DType::kBF16);  // the smallest
+  static int64_t Padded(const Shape& shape) {
+    return (shape.rows * shape.cols + kElements - 1) / kElements * kElements;
+  }
   static std::array<Shape, 4> ShapesOf(const MlpConfig& mlp) {
     return {{{&MlpTensors::gate_up, mlp.gate_up_size(), mlp.hidden_size},
              {&MlpTensors::gate_up_bias, mlp.gate_up_bias ? 1 : 0, mlp.gate_up_size()},

@@ -44,6 +44,17 @@ struct Matrix {
   MatrixView view;
 };
 
+// FLOP/s that `work`, of `flops` each, keeps up over kReferenceSeconds: a single one can ride on a burst that the
+// subject's seconds can't.
+template <typename Work>
+double RateOf(double flops, const Work& work) {
+  const auto start = std::chrono::steady_clock::now();
+  double seconds = 0;
+  int count = 0;
+  for (; seconds < kReferenceSeconds; seconds = SecondsSince(start), ++count) work();
+  return flops * count / seconds;
+}
+
 // One of oneDNN's own products, c [m, n] = a [m, k] b [k, n], all in one dtype.
 class Product {
  public:
@@ -83,16 +94,11 @@ class Product {
                   {DNNL_ARG_DST, dnnl::memory(matrix(m, n, false), engine_, c_.view.data)}};
   }
 
-  // FLOP/s kept up over kReferenceSeconds: a single product can ride on a burst that the subject's seconds can't.
   double Rate() {
-    const auto start = std::chrono::steady_clock::now();
-    double flops = 0, seconds = 0;
-    for (; seconds < kReferenceSeconds; seconds = SecondsSince(start)) {
+    return RateOf(flops_, [this] {
       matmul_.execute(stream_, arguments_);
       stream_.wait();
-      flops += flops_;
-    }
-    return flops / seconds;
+    });
   }
 
  private:
@@ -145,16 +151,12 @@ class Subject {
   double elementwise_ = 0;
 };
 
-// FLOP/s that one of `backend`'s products keeps up over kReferenceSeconds.
+// FLOP/s of one of `backend`'s products.
 double BackendRate(Backend& backend, DType dtype, int64_t m, int64_t n, int64_t k, bool transpose_b) {
   const Matrix a(backend, m, k, dtype), b(backend, transpose_b ? n : k, transpose_b ? k : n, dtype),
       c(backend, m, n, dtype);
-  const auto start = std::chrono::steady_clock::now();
-  int count = 0;
-  for (; SecondsSince(start) < kReferenceSeconds; ++count) {
-    Require(backend.MatMul({.a = a.view, .b = b.view, .c = c.view, .transpose_b = transpose_b}));
-  }
-  return 2.0 * static_cast<double>(m * n * k) * count / SecondsSince(start);
+  return RateOf(2.0 * static_cast<double>(m * n * k),
+                [&] { Require(backend.MatMul({.a = a.view, .b = b.view, .c = c.view, .transpose_b = transpose_b})); });
 }
 
 // The step's products with weights: the seconds that the backend takes over those with packed weights.

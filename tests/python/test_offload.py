@@ -222,7 +222,7 @@ def test_servers_of_one_model_are_named_in_one_call(folder, serve, offload):
     """Two calls would be two steps, each of which could commit without the other."""
     model = load_model(folder("llama"))
     offload(model, serve(folder("llama"), "--layers=0"))
-    with pytest.raises(ValueError, match=r"model.layers.0.mlp is offloaded already.*offload\(model, \[target"):
+    with pytest.raises(ValueError, match=r"cannot offload model.layers.0.mlp: it is offloaded already; .*offload\(model, \[target"):
         offload(model, serve(folder("llama"), "--layers=1"))
 
 

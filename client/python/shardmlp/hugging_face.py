@@ -157,7 +157,7 @@ class _Callback(TrainerCallback):
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if folder.is_dir():  # else the trainer has deleted it already, as beyond its save_total_limit
             name = None
-            if any(p.requires_grad for p in self._remote._step.placeholders.values()):
+            if self._remote._servers.training:
                 name = self._remote.save_checkpoint(f"{_plain_name(args.output_dir)}-{self._remote.step}").name
             (folder / _FILE).write_text(json.dumps({"checkpoint": name, "step": self._remote.step}))
         self._delete_rotated(args.output_dir)

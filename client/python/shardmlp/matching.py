@@ -93,14 +93,19 @@ def match_layers(model: nn.Module, served: _native.ServedModel) -> list[Match]:
     return [_match(model, served, layer, paths) for layer in served.layers]
 
 
-def check_alone(model: nn.Module, matches: Iterable[Match]) -> None:
-    """Raises ValueError where another call has offloaded a part of ``model``, or two of its MLPs share a parameter."""
+def check_local(model: nn.Module) -> None:
+    """Raises ValueError where another call has offloaded a part of ``model``."""
     for path, module in model.named_modules():
         if isinstance(module, RemoteMLP):
-            raise ValueError(
-                f"{path} is offloaded already: a step is one on all servers of a model, so that one call has to name "
-                "them all, as offload(model, [target, ...])"
+            _refuse(
+                path,
+                "it is offloaded already; a step is one on all servers of a model, so that one call has to name them "
+                "all, as offload(model, [target, ...])",
             )
+
+
+def check_untied(matches: Iterable[Match]) -> None:
+    """Raises ValueError where two MLPs share a parameter."""
     owners: dict[int, str] = {}
     for match in matches:
         for part in match.parts:
@@ -168,8 +173,6 @@ def check_outputs(match: Match, connection: Connection) -> None:
 
 def _match(model: nn.Module, served: _native.ServedModel, layer: _native.Layer, paths: dict[str, list[str]]) -> Match:
     parts = _find_parts(model, served, layer, paths)
-    if isinstance(parts[0].module, RemoteMLP):
-        _refuse(parts[0].path, "it is offloaded already")
     find_dropout = _OUTPUT_DROPOUT.get(served.model_type)
     dropout = None if find_dropout is None else find_dropout(parts[0].module)
     for part in parts:

@@ -16,7 +16,7 @@ from . import _native
 from .connection import Connection, Run, Timeouts
 from .credentials import Credentials
 from .errors import Error, StepAborted
-from .matching import Match, check_alone, check_outputs, check_weights, local_weights, match_layers
+from .matching import Match, check_local, check_outputs, check_untied, check_weights, local_weights, match_layers
 from .optimizers import check_holds, check_optimizer, check_state, refuse_unwrapped
 from .remote_mlp import Follower, Placeholder, RemoteMLP, set_fetches
 from .servers import MemoryPlan, Servers, choose_replicas
@@ -82,6 +82,7 @@ def offload(
     wrapper = next((m for m in model.modules() if isinstance(m, nn.parallel.DistributedDataParallel)), None)
     if wrapper is not None:
         raise ValueError("the model is wrapped in DistributedDataParallel already: offload it first, and wrap it then")
+    check_local(model)
     targets = [target] if isinstance(target, str) else list(target)
     if not targets:
         raise ValueError('target names no server, expected "host:port", "unix:/path", or several of them')
@@ -89,7 +90,7 @@ def offload(
     connected = [Connection(each, connections, timeouts, credentials) for each in targets]
     servers = Servers(choose_replicas(connected, trainer_rank))
     matches = {connection: match_layers(model, connection.model) for connection in servers.connections}
-    check_alone(model, (match for own in matches.values() for match in own))
+    check_untied(match for own in matches.values() for match in own)
     for connection in () if keep_inputs else servers.connections:
         if connection.model.memory.stash_bytes == 0:
             raise ValueError(
